@@ -133,12 +133,12 @@ def test_a_taker_behind_another_node_that_goes_away_takes_nothing(quiet: Cluster
     topic = quiet.topic_on(owner, "gone")
     with holdfast.connect(owner.url) as broker:
         queue = broker.queue(topic)
-        for wait in (0, 0, 0, 30):  # the head of the last one is known
+        for wait in (0, 0, 0, 90):  # the head of the last one is known
             connection = socket.create_connection(("127.0.0.1", other.port), 60)
             body = b'{"wait": %2d}' % wait
             head = f"POST /v1/queues/{topic}/dequeue HTTP/1.1\r\nhost: 127.0.0.1:{other.port}\r\n"
-            more = "content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-            connection.sendall((head + more).encode() + body)
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
             if wait:
                 until(lambda: queue.stats().waiters == 1, "the call waits")
             else:
@@ -262,17 +262,92 @@ def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
         with pytest.raises(NotInCluster, match="different shards"):
             broker.consumer([here, there], group="both").poll(timeout=1)
     node = quiet.nodes[0]
-    for method, path, body in (
-        ("GET", "/v1/search?q=x", None),
-        ("GET", "/v1/samples", None),
-        ("GET", "/v1/schedules", None),
-        ("PUT", "/v1/schedules/nightly", {}),
-        ("GET", "/v1/traces", None),
-        ("GET", "/ui", None),
-        ("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),
-    ):
+    for method, path, body in (("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),):
         answer = node.request(method, path, body)
         assert (answer.status, answer.code) == (501, "not_in_cluster"), path
+
+
+def test_a_search_goes_through_all_shards_page_by_page(quiet: Cluster):
+    names = [quiet.topic_on(node, f"haystack-{at}") for at, node in enumerate([*quiet.nodes, *quiet.nodes])]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.queue(name).put_many([b"needle %d" % number for number in range(3)])
+        found, after = [], ""
+        while True:
+            page = quiet.nodes[0].get("/v1/search", query={"q": "needle", "limit": 4, "after": after})
+            assert page.status == 200, page
+            assert len(page.body["messages"]) <= 4
+            found += [(each["topic"], each["offset"]) for each in page.body["messages"]]
+            after = page.body.get("next", "")
+            if not after:
+                break
+            assert page.body.get("left") or page.body.get("queues")
+        assert sorted(found) == sorted((name, offset) for name in names for offset in range(3))
+        wrong = quiet.nodes[0].get("/v1/search", query={"q": "needle", "after": "99999.x"})
+        assert (wrong.status, wrong.code) == (422, "invalid_request"), wrong
+
+
+def test_traces_of_all_topics_come_in_order_of_time(quiet: Cluster):
+    names = [quiet.topic_on(node, f"traced-{at}") for at, node in enumerate(quiet.nodes)]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.create_topic(name, trace_sample=1.0)
+        for _ in range(5):
+            for name in names:
+                broker.publish(name, b"x")
+    query = {"event": "published", "limit": 4}
+
+    def pages(**more: object) -> list[list[tuple[int, str]]]:
+        found, after = [], {}
+        while True:
+            page = quiet.nodes[1].get("/v1/traces", query={**query, **more, **after})
+            assert page.status == 200, page
+            steps = [step for step in page.body["steps"] if step["topic"] in names]
+            found.append([(step["at_ns"], step["topic"]) for step in steps])
+            if not page.body.get("next"):
+                return found
+            after = {"after": page.body["next"]}
+
+    until(lambda: sum(map(len, pages())) == 15, "all steps were written")
+    forwards = [step for page in pages() for step in page]
+    assert forwards == sorted(forwards)
+    assert [step for page in reversed(pages(last="true")) for step in page] == forwards
+    stats = quiet.nodes[1].get("/v1/traces/stats").body
+    assert stats["steps"]["published"] >= 15
+    assert stats["messages"] >= 15
+
+
+def test_samples_are_those_of_all_shards(quiet: Cluster):
+    total = quiet.nodes[0].get("/v1/samples", query={"last": 900})
+    assert total.status == 200, total
+    assert total.body["mode"] == "total"
+    assert [sample["at"] for sample in total.body["samples"]] == sorted(
+        {sample["at"] for sample in total.body["samples"]}
+    )
+
+
+def test_schedules_live_with_their_topics_and_are_found_at_every_node(quiet: Cluster):
+    names = [quiet.topic_on(node, f"due-{at}") for at, node in enumerate(quiet.nodes)]
+    with quiet.connect(quiet.nodes[2]) as broker:
+        for name in names:
+            broker.create_topic(name)
+            broker.schedules.put(f"of-{name}", name, b"now", every=3600)
+    for node in quiet.nodes:
+        with quiet.connect(node) as broker:
+            listed = [each.name for each in broker.schedules.list()]
+            assert [name for name in listed if name.startswith("of-due-")] == sorted(f"of-{name}" for name in names)
+            name = names[0]
+            broker.schedules.run_now(f"of-{name}")
+            broker.schedules.pause(f"of-{name}")
+            broker.schedules.resume(f"of-{name}")
+    with quiet.connect() as broker:
+        assert len(broker.read(names[0], limit=10)) == 3
+        with pytest.raises(NotInCluster, match="in another shard"):
+            broker.schedules.put(f"of-{names[0]}", names[1], b"now", every=3600)
+        for name in names:
+            assert broker.schedules.delete(f"of-{name}")
+        assert not broker.schedules.delete(f"of-{names[0]}")
+        assert broker.schedules.get("of-nowhere") is None
 
 
 def test_an_unknown_topic_is_not_compared_with_those_of_its_shard_alone(quiet: Cluster):

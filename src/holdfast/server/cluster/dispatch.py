@@ -19,13 +19,14 @@ from urllib.parse import parse_qsl, quote
 
 import msgspec
 
-from holdfast.broker.folder.layout import parse_lease, topic_of_id
+from holdfast.broker.folder.layout import parse_lease
 from holdfast.broker.producers import ProducerId
 from holdfast.cluster.placement import shard_of_key, shard_of_topic
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, decode, encode, error_of, fault_of
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
+from holdfast.server.cluster.across import AcrossShards
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
 from holdfast.server.cluster.passing import (
     MOVED,
@@ -74,9 +75,6 @@ _MEMBER: Final = "/v1/groups/{group}/members/{member}"
 Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 # What a single server can do, and a cluster cannot yet.
 _NOT_YET: Final = (
-    ("/v1/search", "list the messages of one queue instead: GET /v1/queues/QUEUE/messages"),
-    ("/v1/samples", "ask for those of one queue: GET /v1/queues/QUEUE/samples"),
-    ("/v1/schedules", "publish with a delay or a time, or have another program publish"),
     ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
     ("/v1/staged", "publish from Spark with a producer for each partition"),
     ("/ui", "use `holdfast cluster status`, `holdfast stats` and `holdfast top`"),
@@ -87,21 +85,24 @@ class Dispatcher:
     """Answers the requests of a node."""
 
     def __init__(self, node: ClusterNode, routes: RouteTable) -> None:
-        self._node = node
+        self.node = node
         self._routes = routes
         self._shards = node.description.shards
         self._secret = node.description.secret.encode()
         self._meter = node.shared.meter
         self._heads = node.shared.heads
         self._mono_ns = node.world.clock.monotonic_ns
+        across = AcrossShards(self, self._shards)
+        self._to_schedule: Way = across.schedule
         self._ways: dict[tuple[str, str], Way] = {
             ("POST", "/v1/topics"): partial(self._by_body, "name"),
             ("POST", "/v1/groups/{group}/reset"): partial(self._by_body, "topic"),
             ("POST", "/v1/groups/{group}/members"): self._join,
             ("POST", "/v1/producers"): self._begin_producer,
-            ("GET", "/v1/traces"): self._traces,
-            ("GET", "/v1/traces/stats"): self._traces,
-            ("GET", "/v1/traces/{message_id}"): self._traces,
+            ("GET", "/v1/search"): across.search,
+            ("GET", "/v1/traces"): across.traces,
+            ("GET", "/v1/traces/stats"): across.traces,
+            ("GET", "/v1/traces/{message_id}"): across.traces,
         }
 
     async def handle(self, request: Request) -> Answer:
@@ -121,7 +122,7 @@ class Dispatcher:
     ) -> RenderedAnswer | DeferredAnswer | Exception | None:
         """Answer a request with a known head in one step, if this node still owns the shard that it is for."""
         shard = shard_of_topic(head.topic, self._shards)
-        served = self._node.serving(shard)
+        served = self.node.serving(shard)
         if served is None:
             return self._pass_known(head, shard, sequence, content, peer, certificate)
         if head.service is not served.service:
@@ -136,16 +137,16 @@ class Dispatcher:
         self, head: KnownHead, shard: int, sequence: int | None, content: bytes, peer: str, certificate: Any
     ) -> DeferredAnswer | Exception | None:
         """Pass on a request with a known head, and its answer back as it comes."""
-        owner = self._node.owner_of(shard)
+        owner = self.node.owner_of(shard)
         if owner is None or certificate or not isinstance(head, PassedHead) or head.shard != shard:
             return None
         try:
-            principal = self._node.shared.access.caller(head.headers, peer, certificate)
+            principal = self.node.shared.access.caller(head.headers, peer, certificate)
             if head.route.action not in principal.everywhere:
                 check_right(principal, head.route, head.variables)
         except HoldfastError as error:
             return error
-        passing = self._node.passing
+        passing = self.node.passing
         connection = passing.rested(owner, shard)
         if connection is None:
             return None
@@ -167,9 +168,9 @@ class Dispatcher:
         if isinstance(failure, NotPassed):
             return None
         try:
-            answer = await self._node.passing.received(request, failure.connection, failure.node)
+            answer = await self.node.passing.received(request, failure.connection, failure.node)
         except NotPassed as error:
-            self._node.not_reached(failure.node, error)
+            self.node.not_reached(failure.node, error)
             return None
         except Broken as error:
             self._cut_off(request, failure.node, error)
@@ -178,7 +179,7 @@ class Dispatcher:
         return answer
 
     def _cut_off(self, request: Request, node: NodeRecord, error: Broken) -> None:
-        self._node.not_reached(node, None)
+        self.node.not_reached(node, None)
         logger.warning("a call was cut off", extra={"path": request.path, "node": node.node, "why": str(error)})
         break_off(request)
 
@@ -202,10 +203,10 @@ class Dispatcher:
             shard = int(request.headers.get(SHARD, "-1"))
             read_caller(request)
             if request.path.startswith(_INSIDE):
-                return await self._node.answer(request, shard)
+                return await self.node.answer(request, shard)
             return await self._owned(request, shard)
-        if request.path == "/v1/cluster" or request.path in self._node.pages:
-            return await self._node.page(request)
+        if request.path == "/v1/cluster" or request.path in self.node.pages:
+            return await self.node.page(request)
         for start, instead in _NOT_YET:
             if request.path == start or request.path.startswith(f"{start}/"):
                 raise NotInCluster(f"a cluster cannot answer {request.path} yet; {instead}")
@@ -226,6 +227,8 @@ class Dispatcher:
         way = self._ways.get((route.method, pattern))
         if way is None and pattern.startswith(_MEMBER):
             way = self._to_member
+        if way is None and "schedule" in path:
+            way = self._to_schedule
         if way is not None:
             return await way(request, route, path)
         merged = MERGED.get((route.method, pattern))
@@ -233,24 +236,20 @@ class Dispatcher:
             raise NotInCluster(f"a cluster cannot answer {request.method} {request.path} yet")
         query = dict(parse_qsl(request.query))
         if merged.by_topic and "topic" in query:
-            return await self._by_topic(request, query["topic"], route, path)
+            return await self.by_topic(request, query["topic"], route, path)
         return await self._merged(request, route, path, merged, query)
 
-    async def _by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
+    def shard_of(self, topic: str) -> int:
+        """The shard of a topic."""
+        return shard_of_topic(topic, self._shards)
+
+    async def by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
         """By a topic that the query or the body names; if it is no name at all, any shard can say so."""
         name = topic if isinstance(topic, str) else ""
         return await self.to_shard(request, shard_of_topic(name, self._shards), route, path)
 
     async def _by_body(self, field: str, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        return await self._by_topic(request, (await self._body(request)).get(field), route, path)
-
-    async def _traces(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        if "message_id" in path:
-            return await self._by_topic(request, topic_of_id(path["message_id"]), route, path)
-        topic = dict(parse_qsl(request.query)).get("topic")
-        if topic is None:
-            raise NotInCluster("a cluster cannot search the traces of all topics yet: name one, with topic=")
-        return await self._by_topic(request, topic, route, path)
+        return await self.by_topic(request, (await self.body(request)).get(field), route, path)
 
     def _check_lease(self, request: Request, shard: int) -> None:
         """A document can be guarded by a lock only if one shard has both."""
@@ -263,14 +262,14 @@ class Dispatcher:
 
     async def _check_target(self, request: Request, shard: int) -> None:
         """Dead letters can be redriven into another topic only if one shard has both."""
-        to = (await self._body(request)).get("to")
+        to = (await self.body(request)).get("to")
         if isinstance(to, str) and shard_of_topic(to, self._shards) != shard:
             raise NotInCluster(
                 f"a cluster cannot redrive into {to!r} yet, because that topic is in another shard: redrive into the "
                 "topic itself, or receive the dead letters and publish them there"
             )
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def body(self, request: Request) -> dict[str, Any]:
         """The body of a small call, which stays to be read. If it is not valid, whoever answers the call says so."""
         if not request.complete or "content-encoding" in request.headers:
             content = await request.read(_MOST_BODY, 100)
@@ -294,42 +293,42 @@ class Dispatcher:
         self, request: Request, shard: int, route: Route, path: Mapping[str, str], target: bytes = b""
     ) -> Answer:
         """The answer of the shard's owner. Waits a little if there is none."""
-        served = self._node.serving(shard)
+        served = self.node.serving(shard)
         if served is not None:
             answer = await self._here(request, served)
             if answer is not None:
                 return answer
         if HOP in request.headers:
             return _moved()
-        self._check_caller(request, route, path)
+        self.check_caller(request, route, path)
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
         began_ns = self._mono_ns()
         while True:
-            served = self._node.serving(shard)
+            served = self.node.serving(shard)
             if served is not None:
                 answer = await self._here(request, served)
                 if answer is not None:
                     return answer
-            owner = self._node.owner_of(shard)
+            owner = self.node.owner_of(shard)
             if owner is not None:
                 try:
-                    answer = await self._node.passing.pass_on(request, owner, shard, target or target_of(request))
+                    answer = await self.node.passing.pass_on(request, owner, shard, target or target_of(request))
                     self._passed(request, route, path, shard, owner, answer, began_ns, is_known=not target)
                     return answer
                 except NotPassed as error:
-                    self._node.not_reached(owner, error)
+                    self.node.not_reached(owner, error)
                 except Broken as error:
                     if request.method not in _SAFE:
                         self._cut_off(request, owner, error)
                         raise ConnectionResetError(str(error)) from error
-                    self._node.not_reached(owner, None)
+                    self.node.not_reached(owner, None)
             if loop.time() >= until:
                 raise Unavailable(
                     f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
                     "was done. Try again: another node takes over within seconds"
                 )
-            await self._node.wait_for_change(_AGAIN_S)
+            await self.node.wait_for_change(_AGAIN_S)
 
     def _passed(
         self, request: Request, route: Route, path: Mapping[str, str], shard: int, owner: NodeRecord,
@@ -338,14 +337,14 @@ class Dispatcher:
         """Name the owner, where our clients go straight the next time, and keep the head for others who do not."""
         answer.headers.append((OWNER, owner.url))
         if is_known and answer.status < 300 and self._heads.is_to_keep(request, route):
-            self._heads.learn(request, self._node.passing.known(request, route, dict(path), shard))
+            self._heads.learn(request, self.node.passing.known(request, route, dict(path), shard))
         sent = len(answer.body) if isinstance(answer, Response) else 0
         took_ns = self._mono_ns() - began_ns
         self._meter.request_done(route.pattern, request.method, answer.status, took_ns, request.received, sent)
 
     async def _owned(self, request: Request, shard: int) -> Answer:
         """The answer to a call that another node has passed on."""
-        served = self._node.serving(shard)
+        served = self.node.serving(shard)
         answer = None if served is None else await self._here(request, served)
         return _moved() if answer is None else answer
 
@@ -359,12 +358,12 @@ class Dispatcher:
         break_off(request)  # whether it was done, only the next owner knows
         raise ConnectionResetError("the shard has another owner")
 
-    def _check_caller(self, request: Request, route: Route, path: Mapping[str, str]) -> None:
+    def check_caller(self, request: Request, route: Route, path: Mapping[str, str]) -> None:
         """Refuse a call that would be refused anyway, before it is passed on; and what only this node can see."""
         if "sec-fetch-site" in request.headers:
             check_fetch(request, page=False)
         if route.action != "open":
-            principal = self._node.shared.access.principal(request)
+            principal = self.node.shared.access.principal(request)
             if request.in_reserve and (not principal.may("admin") or "too_many_waiters" in route.errors):
                 raise no_room()  # those connections are for health checks and admins
             if route.named is not None or route.scope == "any":
@@ -375,7 +374,7 @@ class Dispatcher:
     async def _merged(
         self, request: Request, route: Route, path: Mapping[str, str], merged: MergedCall, query: dict[str, str]
     ) -> Answer:
-        self._check_caller(request, route, path)
+        self.check_caller(request, route, path)
         answers = await self.ask_all(request, route, path, merged)
         value = merged.merge(answers, query)
         if value is None:
@@ -387,8 +386,8 @@ class Dispatcher:
         self, request: Request, route: Route, path: Mapping[str, str], merged: MergedCall
     ) -> list[ShardAnswer]:
         """What each shard answers; raises the first error that is not about something missing there."""
-        await self._body(request)
-        asking = [self._ask_one(request, shard, route, path, merged.kind) for shard in range(self._shards)]
+        await self.body(request)
+        asking = [self.ask_one(request, shard, route, path, merged.kind) for shard in range(self._shards)]
         found = await asyncio.gather(*asking, return_exceptions=True)
         errors = [each for each in found if isinstance(each, BaseException)]
         answers = [each for each in found if isinstance(each, ShardAnswer)]
@@ -398,21 +397,22 @@ class Dispatcher:
                 raise error
         return answers
 
-    async def _ask_one(
+    async def ask_one(
         self, request: Request, shard: int, route: Route, path: Mapping[str, str], kind: Any
     ) -> ShardAnswer:
+        """What one shard answers, as a value; raises its error."""
         headers = {**request.headers, "accept": MSGPACK}
         asked = copied(request, peer=request.peer, certificate=request.certificate, path=request.path, headers=headers)
         answer = await self.to_shard(asked, shard, route, path)
         value = await _value_of(answer, kind)
-        owner = self._node.owner_of(shard)
-        here = self._node.serving(shard) is not None or owner is None
-        return ShardAnswer(shard, self._node.me if here or owner is None else owner.node, value)
+        owner = self.node.owner_of(shard)
+        here = self.node.serving(shard) is not None or owner is None
+        return ShardAnswer(shard, self.node.me if here or owner is None else owner.node, value)
 
     # Members of stream groups: the number of the shard goes before the member's id.
 
     async def _join(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        topics = (await self._body(request)).get("topics")
+        topics = (await self.body(request)).get("topics")
         names = [name for name in topics if isinstance(name, str)] if isinstance(topics, list) else []
         shards = {shard_of_topic(name, self._shards) for name in names} or {0}
         if len(shards) > 1:
@@ -446,9 +446,9 @@ class Dispatcher:
     # Producers: one shard gives a name its number and its epoch, and all others learn of it before the producer does.
 
     async def _begin_producer(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        body = await self._body(request)
+        body = await self.body(request)
         name = body.get("name")
-        shard = shard_of_key(name, self._shards) if isinstance(name, str) else self._node.some_shard()
+        shard = shard_of_key(name, self._shards) if isinstance(name, str) else self.node.some_shard()
         accept = request.headers.get("accept", "")
         request.headers = {**request.headers, "accept": MSGPACK}
         answer = await self.to_shard(request, shard, route, path)
@@ -465,14 +465,14 @@ class Dispatcher:
         until = loop.time() + WAIT_S
         body = msgspec.msgpack.encode((name, producer))
         while True:
-            served, owner = self._node.serving(shard), self._node.owner_of(shard)
+            served, owner = self.node.serving(shard), self.node.owner_of(shard)
             try:
                 if served is not None:
                     await adopt(served, body)
                     return
                 if owner is not None:
                     path = f"{_INSIDE}producers"
-                    answer = await self._node.passing.call(owner, "POST", path, body, timeout_s=WAIT_S, shard=shard)
+                    answer = await self.node.passing.call(owner, "POST", path, body, timeout_s=WAIT_S, shard=shard)
                     if answer.status < 300:
                         return
             except (NotPassed, Broken, TimeoutError, HoldfastError) as error:
@@ -482,7 +482,7 @@ class Dispatcher:
                     f"shard {shard} of the cluster could not be told of the producer {name}; try again: until all "
                     "shards know it, an older producer of this name could still write there"
                 )
-            await self._node.wait_for_change(_AGAIN_S)
+            await self.node.wait_for_change(_AGAIN_S)
 
     # Answers
 

@@ -29,6 +29,7 @@ from holdfast.env import World
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, open_store, parse_place
 from holdfast.errors import BadSettings, HoldfastError
 from holdfast.server.callers import Access, check_listening, tls_context
+from holdfast.server.cluster.across import has_schedule
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
 from holdfast.server.cluster.pages import NodePages
 from holdfast.server.cluster.passing import Broken, Moved, NotPassed, Passing
@@ -166,6 +167,11 @@ class ClusterNode:
                     return Response(503)
                 await adopt(served, body)
                 return Response(204)
+            case "schedule":
+                served = self.serving(shard)
+                if served is None:
+                    return Response(503)
+                return has_schedule(await served.service.schedules.get(body.decode("utf-8", "replace")))
             case _:
                 return Response(404)
 
