@@ -284,7 +284,7 @@ def test_a_search_goes_through_all_shards_page_by_page(quiet: Cluster):
             assert page.body.get("left") or page.body.get("queues")
         assert sorted(found) == sorted((name, offset) for name in names for offset in range(3))
         wrong = quiet.nodes[0].get("/v1/search", query={"q": "needle", "after": "99999.x"})
-        assert (wrong.status, wrong.code) == (422, "invalid_request"), wrong
+        assert (wrong.status, wrong.code) == (400, "invalid_request"), wrong
 
 
 def test_traces_of_all_topics_come_in_order_of_time(quiet: Cluster):
@@ -348,6 +348,56 @@ def test_schedules_live_with_their_topics_and_are_found_at_every_node(quiet: Clu
             assert broker.schedules.delete(f"of-{name}")
         assert not broker.schedules.delete(f"of-{names[0]}")
         assert broker.schedules.get("of-nowhere") is None
+
+
+def page(node: Node, path: str) -> str:
+    answer = node.get(path, headers={"accept": "text/html"})
+    assert answer.status == 200, (path, answer)
+    return answer.body.decode()
+
+
+def test_the_console_shows_the_queues_of_all_shards(quiet: Cluster):
+    names = [quiet.topic_on(node, f"shown-{at}") for at, node in enumerate([*quiet.nodes, *quiet.nodes])]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.queue(name).put(b"needle-in-page")
+            broker.consumer([name], group=f"of-{name}").close()
+        broker.schedules.put("paged", names[0], b"x", every=3600)
+        broker.locks.acquire("paged-lock", lease=60)
+    for node in quiet.nodes:
+        text = page(node, "/ui?name=shown-")
+        assert [name in text for name in names] == [True] * 6
+        first, second = (page(node, f"/ui?name=shown-&limit=3&start={start}") for start in (0, 3))
+        assert [f"/ui/queues/{name}" in first for name in sorted(names)] == [True] * 3 + [False] * 3
+        assert [f"/ui/queues/{name}" in second for name in sorted(names)] == [False] * 3 + [True] * 3
+        groups = page(node, "/ui/groups?name=shown-")
+        assert all(f"of-{name}" in groups for name in names)
+        assert names[0] in page(node, f"/ui/groups/of-{names[0]}")
+        assert "needle-in-page" in page(node, f"/ui/queues/{names[0]}")
+        assert "paged" in page(node, "/ui/schedules?schedule=paged")
+        assert "paged-lock" in page(node, "/ui/locks")
+        found = page(node, "/ui/search?q=needle-in-page")
+        assert all(f"/ui/queues/{name}/messages/" in found for name in names)
+        assert quiet.place in page(node, "/ui/health")
+        page(node, "/ui/workers")
+        page(node, "/ui/audit")
+        assert page(node, "/ui/static/console.css")
+        missing = node.get("/ui/queues/nowhere", headers={"accept": "text/html"})
+        assert missing.status == 404
+        assert b"<html" in missing.body
+
+
+def test_the_page_of_the_cluster_shows_owners_epochs_and_standbys(quiet: Cluster):
+    node = quiet.nodes[1]
+    owners = node.shards()
+    text = page(node, "/ui/cluster")
+    for shard, owner in owners.items():
+        row = text.partition(f">{shard:04d}<")[2].partition("</tr>")[0]
+        assert f">{owner}<" in row, row
+        standby = row.partition('data-label="standby">')[2].partition("<")[0]
+        assert standby in {each.name for each in quiet.nodes} - {owner}, row
+    assert all(each.url in text for each in quiet.nodes)
+    assert "Cluster" in page(node, "/ui")
 
 
 def test_an_unknown_topic_is_not_compared_with_those_of_its_shard_alone(quiet: Cluster):

@@ -134,8 +134,6 @@ def _check_settings(other: str | None, effective: Effective, settings: ServerSet
     """Refuse what has no effect in a cluster, or would have another one."""
     if other is not None:
         raise InvalidRequest("--cluster goes without DIR and --store: its shards are in the cluster's store")
-    if settings.lake is not None:
-        raise InvalidRequest("--lake is for the console, which a cluster does not have yet: leave it out")
     if settings.audit_file is not None:
         raise BadSettings("audit_file cannot be set for a cluster: each shard keeps its audit log in the store")
     if effective.broker.tier is not None:
@@ -162,12 +160,12 @@ def serve_cluster(
     from holdfast.server.cluster.node import serve_node
     from holdfast.server.server import event_loop
 
-    settings = msgspec.structs.replace(settings, console=False)  # a cluster has none yet
-
     def ready(addresses: Sequence[str]) -> None:
         now_serving()
         where = ", ".join(addresses)
         sys.stdout.write(f"Holdfast serves the cluster {output.safe(shown_place(url))} at {where}\n")
+        if settings.console:
+            sys.stdout.write(f"Console: {addresses[0]}/ui  API: {addresses[0]}/docs\n")
         sys.stdout.flush()
 
     async def until_stopped() -> bool:

@@ -8,7 +8,7 @@ told more than is shown is asked again for as much as is, so that its next page 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urlencode
 
@@ -51,21 +51,34 @@ class AcrossShards:
     async def search(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         """Search the shards one after the other, until there is a page."""
         self._dispatcher.check_caller(request, route, path)
+        found = SearchAnswer(messages=[])
+
+        async def ask(shard: int, query: dict[str, str]) -> tuple[SearchAnswer, int]:
+            page: SearchAnswer = await self.ask(request, shard, route, path, SearchAnswer, query)
+            found.messages.extend(page.messages)
+            return page, len(page.messages)
+
+        await self.search_on(request, found, ask)
+        return self._answer(request, route, found)
+
+    async def search_on(
+        self, request: Request, found: Any, ask: Callable[[int, dict[str, str]], Awaitable[tuple[Any, int]]]
+    ) -> None:
+        """Search shard by shard until enough is found, or one of them has done enough for one call."""
         query = dict(parse_qsl(request.query, keep_blank_values=True))
         shard, inner = self._search_place(query.pop("after", ""))
         limit = query.get("limit", "50")
         left = int(limit) if limit.isdigit() else 1  # a shard says what is wrong with it
-        found = SearchAnswer(messages=[])
         while shard < self._shards and left > 0:
-            asked = {**query, "limit": str(left) if limit.isdigit() else limit, "after": inner}
-            page: SearchAnswer = await self._ask(request, shard, route, path, SearchAnswer, asked)
-            for name in ("messages", "queues", "not_queues", "left"):
-                getattr(found, name).extend(getattr(page, name))
+            wanted = str(left) if limit.isdigit() else limit
+            page, count = await ask(shard, {**query, "limit": wanted, "after": inner})
+            for name in ("queues", "not_queues", "left"):
+                setattr(found, name, [*getattr(found, name), *getattr(page, name)])
             found.scanned += page.scanned
             found.scanned_in_all += page.scanned_in_all
             found.left_out += page.left_out
             found.where = page.where or found.where
-            left -= len(page.messages)
+            left -= count
             inner = page.next
             if inner:
                 break
@@ -73,7 +86,6 @@ class AcrossShards:
         if shard < self._shards:
             found.next = f"{shard}{_START}{inner}"
             await self._name_left(request, found, shard + 1 if inner else shard)
-        return self._answer(request, route, found)
 
     def _search_place(self, after: str) -> tuple[int, str]:
         if not after:
@@ -83,11 +95,11 @@ class AcrossShards:
             raise InvalidRequest(f"after={after!r} cannot be used here: give what the page before named as `next`")
         return int(digits), inner
 
-    async def _name_left(self, request: Request, found: SearchAnswer, shard: int) -> None:
+    async def _name_left(self, request: Request, found: Any, shard: int) -> None:
         """Name the queues of shards that were not reached."""
         route, path = self._node.pages.routes.find("GET", "/v1/topics")
         for each in range(shard, self._shards):
-            topics: Topics = await self._ask(request, each, route, path, Topics, {"limit": "1000"}, "/v1/topics")
+            topics: Topics = await self.ask(request, each, route, path, Topics, {"limit": "1000"}, "/v1/topics")
             names = [topic.name for topic in topics.topics]
             room = max(_MOST_NAMED - len(found.left), 0)
             found.left += names[:room]
@@ -117,7 +129,7 @@ class AcrossShards:
             if place == _DONE:
                 return Steps(steps=[])
             more = {"after": place} if place else {}
-            found: Steps = await self._ask(request, shard, route, path, Steps, {**query, "limit": most, **more})
+            found: Steps = await self.ask(request, shard, route, path, Steps, {**query, "limit": most, **more})
             return found
 
         pages = list(await asyncio.gather(*(ask(shard, limit) for shard in range(self._shards))))
@@ -151,7 +163,7 @@ class AcrossShards:
             place = ""
             while True:
                 asked = {**query, "limit": str(_MOST_STEPS)} | ({"after": place} if place else {})
-                page: Steps = await self._ask(request, shard, steps_route, {}, Steps, asked, "/v1/traces")
+                page: Steps = await self.ask(request, shard, steps_route, {}, Steps, asked, "/v1/traces")
                 for step in page.steps:
                     tallied.add(step)
                 place = page.next
@@ -200,10 +212,11 @@ class AcrossShards:
 
     # Within
 
-    async def _ask(
+    async def ask(
         self, request: Request, shard: int, route: Route, path: dict[str, str], kind: Any, query: dict[str, str],
         at: str = "",
     ) -> Any:  # fmt: skip
+        """What one shard answers to another query, or at another path."""
         headers = {name: value for name, value in request.headers.items() if name != "if-none-match"}
         headers["accept"] = MSGPACK
         asked = copied(

@@ -27,6 +27,7 @@ from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, decode, e
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
 from holdfast.server.cluster.across import AcrossShards
+from holdfast.server.cluster.console import ClusterConsole
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
 from holdfast.server.cluster.passing import (
     MOVED,
@@ -77,7 +78,6 @@ Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 _NOT_YET: Final = (
     ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
     ("/v1/staged", "publish from Spark with a producer for each partition"),
-    ("/ui", "use `holdfast cluster status`, `holdfast stats` and `holdfast top`"),
 )
 
 
@@ -92,7 +92,8 @@ class Dispatcher:
         self._meter = node.shared.meter
         self._heads = node.shared.heads
         self._mono_ns = node.world.clock.monotonic_ns
-        across = AcrossShards(self, self._shards)
+        self.across = across = AcrossShards(self, self._shards)
+        self._console = ClusterConsole(node, self) if node.settings.console else None
         self._to_schedule: Way = across.schedule
         self._ways: dict[tuple[str, str], Way] = {
             ("POST", "/v1/topics"): partial(self._by_body, "name"),
@@ -227,6 +228,8 @@ class Dispatcher:
         way = self._ways.get((route.method, pattern))
         if way is None and pattern.startswith(_MEMBER):
             way = self._to_member
+        if way is None and self._console is not None and (pattern == "/" or pattern.startswith("/ui")):
+            return await self._console.answer(request, route, path)
         if way is None and "schedule" in path:
             way = self._to_schedule
         if way is not None:
@@ -489,7 +492,8 @@ class Dispatcher:
     def fault(self, request: Request, error: HoldfastError) -> Response:
         """An error as an answer."""
         media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
-        answer = _faulty(error, media)
+        answer = None if self._console is None else self._console.error_page(request, error)
+        answer = answer or _faulty(error, media)
         if isinstance(error, Unauthenticated):
             answer.headers += [("www-authenticate", challenge) for challenge in challenges_for(request)]
         if isinstance(error, Refused):

@@ -94,10 +94,10 @@ def _groups(answers: Sequence[ShardAnswer], query: dict[str, str]) -> Groups:
 
 def _group(answers: Sequence[ShardAnswer], _: dict[str, str]) -> GroupTold:
     streams = [(answer.shard, answer.value.stream) for answer in answers if answer.value.stream is not None]
-    return GroupTold(name=answers[0].value.name, topics=_each(answers, "topics"), stream=_stream(streams))
+    return GroupTold(name=answers[0].value.name, topics=_each(answers, "topics"), stream=joined_stream(streams))
 
 
-def _stream(found: Sequence[tuple[int, GroupFacts]]) -> GroupFacts | None:
+def joined_stream(found: Sequence[tuple[int, GroupFacts]]) -> GroupFacts | None:
     """A stream group with members on topics of several shards."""
     if not found:
         return None

@@ -27,6 +27,7 @@ from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, open_store, parse_place
+from holdfast.env.chain.ownership import process_text
 from holdfast.errors import BadSettings, HoldfastError
 from holdfast.server.callers import Access, check_listening, tls_context
 from holdfast.server.cluster.across import has_schedule
@@ -120,6 +121,11 @@ class ClusterNode:
         if record is None or self._mono_ns() - self._refused.get(record.instance, -_REFUSED_NS) < _REFUSED_NS:
             return None
         return record
+
+    def processes(self) -> dict[str, str]:
+        """The nodes by what the chains of shards call their processes."""
+        records = [self._record(), *(known.record for known in self.table.known.values())]
+        return {process_text(record.process): record.node for record in records}
 
     def some_shard(self) -> int:
         """A shard for a call that any of them can answer: one of this node, if it has any."""
