@@ -4,7 +4,8 @@
 
 Three nodes on this machine share a folder. A client publishes with fsync through a node that is not the owner, one call
 after the other; the pause is the longest call after the owner was killed (kill -9), stopped (SIGSTOP) or told to end
-(SIGTERM). The cost of a call is measured in turns, with a connection each: at the owner; by a client that knows only
+(SIGTERM). What is lost is counted with each durability: what was acknowledged before kill -9, and is not stored
+afterwards. The cost of a call is measured in turns, with a connection each: at the owner; by a client that knows only
 another node, which tells it to go straight to the owner; and by one that does not listen to that.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.api import port_of
+from holdfast.model import Durability
 from tests.integration.cluster_gear import Cluster, Node, cluster, until
 
 WARM_S = 1.0
@@ -34,6 +36,10 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), lease="3s") as three:
         compare(three)
+        for durability in ("fsync", "interval", "os"):
+            for _ in range(rounds):
+                count, age_s = lost_after_kill(three, durability)
+                print(f"{durability}: {count} acknowledged messages lost, the oldest {age_s * 1000:.0f} ms old")
         for name, number in (("SIGTERM", signal.SIGTERM), ("kill -9", signal.SIGKILL), ("SIGSTOP", signal.SIGSTOP)):
             pauses = [pause_after(three, number) for _ in range(rounds)]
             print(f"{name}: pauses of {', '.join(f'{pause:.2f}' for pause in pauses)} s")
@@ -62,6 +68,42 @@ def compare(three: Cluster) -> None:
         for name, times in found.items():
             each = statistics.median(times)
             print(f"put, {durability}: {each:.0f} us {name}, {each / direct:.2f} times")
+
+
+def lost_after_kill(three: Cluster, durability: Durability) -> tuple[int, float]:
+    """How many acknowledged messages are gone after kill -9 of the owner, and how old the oldest of them was."""
+    owner = three.busiest()
+    others = [node for node in three.nodes if node is not owner]
+    topic = three.topic_on(owner, f"loss-{durability}-{time.monotonic_ns()}")
+    answered: dict[int, float] = {}
+    ending, failed = threading.Event(), threading.Event()
+
+    def publish() -> None:
+        with holdfast.connect(owner.url, timeout=1) as broker:
+            broker.create_topic(topic)
+            while not ending.is_set():
+                try:
+                    stored = broker.publish(topic, b"x" * 100, durability=durability)
+                except holdfast.errors.HoldfastError:
+                    break
+                assert stored.offset is not None
+                answered[stored.offset] = time.monotonic()
+        failed.set()
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    time.sleep(WARM_S)
+    killed = time.monotonic()
+    owner.kill()
+    failed.wait(PATIENCE_S)
+    ending.set()
+    publishing.join()
+    with three.connect(*others) as broker:
+        end = broker.describe_topic(topic).partitions[0].end
+    owner.start()
+    three.wait_until_whole()
+    lost = [at for offset, at in answered.items() if offset >= end]
+    return len(lost), max((killed - at for at in lost), default=0.0)
 
 
 def stay(queue: holdfast.Queue) -> None:

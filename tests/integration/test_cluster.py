@@ -669,6 +669,11 @@ def test_a_cluster_on_postgresql_survives_the_loss_of_a_node(tmp_path):
         postgres(tmp_path) as (url, environ),
         cluster(tmp_path, place=f"{url}-cluster", environ=environ, shards=4) as three,
     ):
+        status = subprocess.run(
+            [*COMMAND, "cluster", "status", three.place], capture_output=True, text=True, timeout=60, check=True,
+            env={**plain_environment(), **environ},
+        )  # fmt: skip
+        assert "the store keeps one copy: it is PostgreSQL without synchronous standbys" in status.stdout
         victim = three.busiest()
         topics = [three.topic_on(victim, "pg")]
         with Load(three, topics) as load:
@@ -733,7 +738,9 @@ def test_mistakes_are_explained(tmp_path, quiet: Cluster):
 
 def test_the_status_shows_nodes_owners_and_standbys(quiet: Cluster):
     until(lambda: "none yet" not in run("cluster", "status", quiet.place).stdout, "every shard was owned")
+    assert "the store keeps one copy, unless the file system keeps more" in run("cluster", "status", quiet.place).stdout
     got = json.loads(run("cluster", "status", quiet.place, "--json").stdout)
+    assert got["copies"] == "one copy, unless the file system keeps more"
     assert [shard["shard"] for shard in got["shards"]] == list(range(quiet.shards))
     assert {shard["node"] for shard in got["shards"]} <= {node.name for node in quiet.nodes}
     assert {node["node"] for node in got["nodes"]} == {node.name for node in quiet.nodes}

@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from holdfast.api import Face
-from holdfast.api.arguments import Question, When, check_id, check_search, check_search_request, span_of, switch
+from holdfast.api.arguments import (
+    Question,
+    When,
+    check_id,
+    check_search,
+    check_search_request,
+    durability_of,
+    span_of,
+    switch,
+)
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import (
     NO_OPTIONS,
@@ -40,7 +49,7 @@ from holdfast.api.topics import (
 )
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
 from holdfast.errors import InvalidRequest
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import Acks, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 
 if TYPE_CHECKING:
@@ -213,6 +222,7 @@ class Broker(Face):
         delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
         dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None, durability: Durability | None = None, codec: CodecName | None = None,
+        acks: Acks | None = None,
     ) -> Stored:  # fmt: skip
         """Store a message in a topic; every group of the topic gets it. If it raises, nothing is stored.
 
@@ -230,6 +240,7 @@ class Broker(Face):
             partition: The partition; by default that of its key, or else the next one in turn.
             durability: "fsync", "interval" or "os", for this call.
             codec: "none", "zstd", "lz4" or "gzip", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
 
         Returns:
             The message's id and place.
@@ -240,6 +251,8 @@ class Broker(Face):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
+        if acks is not None:
+            durability = durability_of(acks, durability)
         options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         if codec is None:
             plain = type(body) is bytes and options == NO_OPTIONS and type(priority) is int
@@ -259,6 +272,7 @@ class Broker(Face):
         partition: int | None = None,
         durability: Durability | None = None,
         codec: CodecName | None = None,
+        acks: Acks | None = None,
     ) -> Sequence[Stored]:
         """Store several messages in one call. Of those that go to the same partition, all are stored or none.
 
@@ -268,6 +282,7 @@ class Broker(Face):
             partition: The partition for all of them.
             durability: "fsync", "interval" or "os", for this call.
             codec: "none", "zstd", "lz4" or "gzip", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
 
         Returns:
             The ids and places, in the order of the messages.
@@ -277,6 +292,8 @@ class Broker(Face):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
+        if acks is not None:
+            durability = durability_of(acks, durability)
         return self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     def publish_stream(
@@ -287,6 +304,7 @@ class Broker(Face):
         *,
         partition: int | None = None,
         durability: Durability | None = None,
+        acks: Acks | None = None,
         **options: Any,
     ) -> Stored:
         """Store one message whose body is read piece by piece and never held in memory whole.
@@ -297,6 +315,7 @@ class Broker(Face):
             size_hint: The number of bytes; a body that is too large is then refused before it is read.
             partition: The partition; by default that of its key, or else the next one in turn.
             durability: "fsync", "interval" or "os", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
             **options: Those of `publish` except `codec`.
 
         Returns:
@@ -307,6 +326,8 @@ class Broker(Face):
             MessageTooLarge: The body exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
+        if acks is not None:
+            durability = durability_of(acks, durability)
         message = stream_options(options)
         wanted = StreamRequest(
             stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability

@@ -36,6 +36,7 @@ from holdfast.protocol.media import (
 from holdfast.protocol.messages import (
     MOST_HEADERS,
     MOST_MESSAGES,
+    Acks,
     Batch,
     Codec,
     Durability,
@@ -46,6 +47,7 @@ from holdfast.protocol.messages import (
     Stored,
     StoredBatch,
     Wire,
+    durability_asked,
     headers_of,
 )
 from holdfast.protocol.topics import AppendQuery, BeginProducer, NextSequence, ProducerBegun, SequenceQuery, Written
@@ -271,6 +273,10 @@ class Placing(Wire, kw_only=True):
     durability: Durability | None = None
     codec: Codec | None = None
     create: bool = False
+    acks: Acks | None = None
+
+    def __post_init__(self) -> None:
+        self.durability = durability_asked(self.acks, self.durability)
 
 
 if TYPE_CHECKING:
