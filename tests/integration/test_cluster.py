@@ -254,14 +254,93 @@ def test_a_stream_group_works_through_every_node(quiet: Cluster):
         assert told["topics"][0]["topic"] == topic
 
 
+def test_one_consumer_reads_topics_of_several_shards(quiet: Cluster):
+    topics = [quiet.topic_on(node, f"spread-{at}") for at, node in enumerate(quiet.nodes)]
+    assigned, revoked, got = [], [], []
+    with quiet.connect(quiet.nodes[1]) as broker:
+        for topic in topics:
+            broker.create_topic(topic, partitions=2)
+
+        def publish(start: int) -> None:
+            for topic in topics:
+                for number in range(start, start + 10):
+                    broker.publish(topic, b"%d" % number, partition=number % 2, durability="fsync")
+
+        publish(0)
+        with broker.consumer(
+            topics, group="spread", on_assigned=assigned.append, on_revoked=revoked.append
+        ) as consumer:
+            places = sorted((topic, partition) for topic in topics for partition in (0, 1))
+            assert assigned == [places], "told once of all"
+            assert consumer.assignment() == places
+            first = consumer.poll(timeout=10, max_records=9)
+            assert {message.topic for message in first} == set(topics), "each topic has its share"
+            got += first
+            while len(got) < 30:
+                got += consumer.poll(timeout=10)
+            assert consumer.poll(timeout=0.1) == []
+            publish(10)
+            for message in consumer:  # an iteration reads ahead
+                got.append(message)
+                if len(got) == 45:
+                    break
+            consumer.commit()
+            assert {lag.topic for lag in consumer.lag()} == set(topics)
+        assert revoked == [places]
+        with broker.consumer(topics, group="spread") as consumer:
+            while len(got) < 60:
+                got += consumer.poll(timeout=10)
+            assert consumer.poll(timeout=0.1) == []
+            consumer.seek_to_start(topics[0])
+            again = []
+            while len(again) < 20:
+                again += consumer.poll(timeout=10)
+            assert {message.topic for message in again} == {topics[0]}
+    found = Counter((message.topic, message.partition, message.offset) for message in got)
+    assert len(found) == 60, found
+    assert max(found.values()) == 1
+    for topic in topics:
+        for partition in (0, 1):
+            offsets = [m.offset for m in got if (m.topic, m.partition) == (topic, partition)]
+            assert offsets == sorted(offsets)
+
+
+def test_consumers_of_several_shards_divide_the_partitions(quiet: Cluster):
+    topics = [quiet.topic_on(node, f"divided-{at}") for at, node in enumerate(quiet.nodes)]
+
+    async def divide() -> None:
+        async with holdfast.aio.connect(quiet.url) as broker:
+            for topic in topics:
+                await broker.create_topic(topic, partitions=2)
+            async with broker.consumer(topics, group="two") as one, broker.consumer(topics, group="two") as other:
+                both: list[tuple[str, int]] = []
+                while len(both) < 6 or len(one.assignment()) != 3:
+                    await one.poll(timeout=0.2)
+                    await other.poll(timeout=0.2)
+                    both = one.assignment() + other.assignment()
+                assert sorted(both) == sorted((topic, partition) for topic in topics for partition in (0, 1))
+                for topic in topics:
+                    for partition in (0, 1):
+                        await broker.publish(topic, b"x", partition=partition)
+                got: list[tuple[str, int]] = []
+                while len(got) < 6:
+                    for consumer in (one, other):
+                        found = await consumer.poll(timeout=0.2)
+                        assert all((each.topic, each.partition) in consumer.assignment() for each in found)
+                        got += [(each.topic, each.partition) for each in found]
+                assert sorted(got) == sorted(both)
+
+    asyncio.run(divide())
+
+
 def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
     here, there = (quiet.topic_on(node, "apart") for node in quiet.nodes[:2])
     with quiet.connect() as broker:
         for name in (here, there):
             broker.create_topic(name, exist_ok=True)
-        with pytest.raises(NotInCluster, match="different shards"):
-            broker.consumer([here, there], group="both").poll(timeout=1)
     node = quiet.nodes[0]
+    joined = node.post("/v1/groups/both/members", {"topics": [here, there]})
+    assert (joined.status, joined.code) == (501, "not_in_cluster")
     for method, path, body in (("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),):
         answer = node.request(method, path, body)
         assert (answer.status, answer.code) == (501, "not_in_cluster"), path
