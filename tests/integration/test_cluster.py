@@ -341,7 +341,10 @@ def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
     node = quiet.nodes[0]
     joined = node.post("/v1/groups/both/members", {"topics": [here, there]})
     assert (joined.status, joined.code) == (501, "not_in_cluster")
-    for method, path, body in (("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),):
+    for method, path, body in (
+        ("POST", "/v1/transactions/commit", {}),
+        ("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),
+    ):
         answer = node.request(method, path, body)
         assert (answer.status, answer.code) == (501, "not_in_cluster"), path
 

@@ -13,7 +13,8 @@ import msgspec
 from holdfast import scheduling
 from holdfast.api import arguments, drafts, topics
 from holdfast.api.schedules import LONGEST_JITTER_S
-from holdfast.broker import locks, schedules, workers
+from holdfast.api.transactions import LONGEST_S, MOST_OPERATIONS
+from holdfast.broker import locks, schedules, transactions, workers
 from holdfast.broker import samples as store
 from holdfast.broker.folder import layout
 from holdfast.codec import samples
@@ -200,6 +201,10 @@ def _locks() -> list[Limit]:
         Limit("all state documents of a folder", _size(locks._MOST_BYTES)),
         Limit("callers waiting for locks", f"{locks._MOST_WAITERS:,}"),
         Limit("a lock's lease", f"{_most(messages.Lease) // (24 * 3600)} days"),
+        Limit("transactions of a folder that have a name", f"{transactions.MOST_TRANSACTIONS:,}"),
+        Limit("operations of a transaction", f"{MOST_OPERATIONS:,}"),
+        Limit("all that a transaction publishes and acks", _size(transactions.MOST_BYTES)),
+        Limit("a transaction's `timeout`", _time(LONGEST_S * 1000)),
         Limit("schedules of a folder", f"{schedules.MOST_SCHEDULES:,}"),
         Limit("the message of a schedule, with key and headers", _size(schedule_views.MOST_BYTES)),
         Limit("a schedule's jitter", _time(LONGEST_JITTER_S * 1000)),

@@ -14,8 +14,10 @@ import holdfast.testing
 from holdfast import errors
 from holdfast.api.aio import message as aio_message
 from holdfast.api.aio.schedules import AsyncSchedules
+from holdfast.api.aio.transactions import AsyncTransaction, AsyncTransactions
 from holdfast.api.sync import message
 from holdfast.api.sync.schedules import Schedules
+from holdfast.api.sync.transactions import Transaction, Transactions
 
 ERRORS = {
     "BadBody",
@@ -144,6 +146,8 @@ def test_both_faces_have_the_same_methods():
         (message.Documents, aio_message.AsyncDocuments),
         (message.HeldLock, aio_message.AsyncHeldLock),
         (Schedules, AsyncSchedules),
+        (Transaction, AsyncTransaction),
+        (Transactions, AsyncTransactions),
     ):
         methods = {name for name in dir(sync) if not name.startswith("_")}
         assert methods == {name for name in dir(task) if not name.startswith("_")}

@@ -204,7 +204,7 @@ def test_a_name_that_nobody_uses_has_no_lock():
 
 
 def test_growth_that_is_not_continued_leaves_a_topic_with_what_was_added(tmp_path):
-    from holdfast.broker.engine import change_topic, grow_topic
+    from holdfast.broker.changes import change_topic, grow_topic
 
     with holdfast.open_broker(tmp_path / "data", settings=SETTINGS) as broker:
         broker.create_topic("orders", partitions=2)

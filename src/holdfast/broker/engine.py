@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.broker.changes import change_topic, grow_topic
 from holdfast.broker.folder.contents import PRODUCERS as PRODUCERS_FILE
 from holdfast.broker.folder.contents import (
     Catalog,
@@ -49,7 +50,7 @@ from holdfast.broker.upkeep import LOCKS, PRODUCERS, Cleaner, Space, Sweep, Tier
 from holdfast.broker.workers import WorkerRegistry
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.process import descriptor_limit, get_logger
-from holdfast.env.world import checkpoint, still_world
+from holdfast.env.world import still_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import join, require_own, take_lock
@@ -58,6 +59,7 @@ from holdfast.storage.keeper import Keeper, soonest
 if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
     from holdfast.broker.schedules import FolderSchedules
+    from holdfast.broker.transactions import FolderTransactions
     from holdfast.env.chain.chain import Chain
     from holdfast.env.chain.ownership import Turn
 
@@ -74,6 +76,8 @@ class BrokerEngine:
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
     store: Chain | None = None  # what the folder lives in, if it does not live here
+    _schedules: FolderSchedules | None = None
+    _transactions: FolderTransactions | None = None
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
         self.space = space = Space(self)
@@ -102,7 +106,6 @@ class BrokerEngine:
         self._cleaner: Cleaner | None = None
         self._producers: Producers | None = None
         self._locks: FolderLocks | None = None
-        self._schedules: FolderSchedules | None = None
         self._all_at_ns = 0
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
@@ -217,7 +220,8 @@ class BrokerEngine:
             self._kept = True  # before the first tick, which otherwise does what other threads are for
             topics = list(self._topics.values())
         Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
-        if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # schedules are stored there
+        if self.world.disk.exists(join(self.folder, LOCKS_FOLDER)):  # both are stored there
+            self.transactions().recover()
             self.schedules().recover()
         # On its own thread: opening a topic may take long, and leases in other topics must still end in time.
         Keeper(self._sweep).start()
@@ -290,6 +294,16 @@ class BrokerEngine:
 
                 self._schedules = FolderSchedules(self, kept=self._kept)
             return self._schedules
+
+    def transactions(self) -> FolderTransactions:
+        """The transactions; nothing is read before their first use."""
+        with self._lock:
+            self.check_open()
+            if self._transactions is None:
+                from holdfast.broker.transactions import FolderTransactions  # few programs have any
+
+                self._transactions = FolderTransactions(self, kept=self._kept)
+            return self._transactions
 
     @property
     def has_locks(self) -> bool:
@@ -504,7 +518,7 @@ class BrokerEngine:
         self.space.tick(everything=everything)
         if not self._kept:
             due.append(self._sweep.tick())
-            due.append(self.schedules().tick())
+            due += [self.transactions().tick(), self.schedules().tick()]
         due.append(self.world.open_files.tick())
         return soonest(*due)
 
@@ -639,58 +653,3 @@ class BrokerEngine:
             yield
         except OSError as error:
             raise opening_error(f"{self.folder}/{TOPICS}/{name}".rstrip("/"), error) from error
-
-
-# Changing a topic in use: settings at once, new partitions step by step.
-
-
-# Partitions added per step, during which the topic is locked against other changes.
-_GROW_AT_ONCE: Final = 4
-
-
-def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) -> int:
-    """Change settings at once and durably; returns the number of partitions wanted, for `grow_topic`."""
-    name = check_topic_name(name)
-    with engine.alone(name), engine.using(name) as topic:
-        changes = dict(changes)
-        count = len(topic.partitions)
-        wanted = changes.pop("partitions", count)
-        if type(wanted) is not int or wanted < count:
-            raise BadSettings(
-                f"partitions={wanted!r} cannot be used: {name} has {count}, and partitions cannot be removed; "
-                "create another topic"
-            )
-        world, folder, base = engine.world, topic_folder(engine.folder, name), engine.settings.topic
-        changes["partitions"] = wanted
-        kept = settings_for(world, folder, None, changes, base)
-        settings = settings_for(world, folder, None, {**engine.filed(name), **changes}, base)
-        engine.tiering.check(settings)
-        keep_settings(world, folder, kept, base)
-        topic.list_parts()
-        topic.alter(msgspec.structs.replace(settings, partitions=count))
-        engine.tell(topic)
-        return wanted
-
-
-def grow_topic(engine: BrokerEngine, name: str, wanted: int) -> bool:
-    """Add a few partitions towards the number wanted; returns whether to call again.
-
-    The topic is complete between calls, so a caller may stop at any point.
-    """
-    checkpoint()
-    with engine.alone(name), engine.using(name) as topic:
-        count = len(topic.partitions)
-        if count >= wanted:
-            return False
-        # Written to the catalog first: messages in a partition unknown to it after a crash would be lost.
-        grown = min(count + _GROW_AT_ONCE, wanted)
-        engine.catalog.grow(name, grown)
-        try:
-            topic.grow(grown)
-        except BaseException:
-            with suppress(HoldfastError, OSError):  # then the next opening creates them
-                engine.catalog.grow(name, len(topic.partitions))
-            raise
-        finally:
-            engine.tell(topic)
-        return grown < wanted

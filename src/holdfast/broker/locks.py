@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.broker.folder.layout import LOCKS, SCHEDULE_PREFIX, parse_lease
+from holdfast.broker.folder.layout import LOCKS, SCHEDULE_PREFIX, TRANSACTION_PREFIX, parse_lease
 from holdfast.broker.inspect.status import TRIES, holds_log, replay_beside
 from holdfast.broker.journal import SnapshotFiles, StateJournal, StateSnapshot
 from holdfast.broker.leases import FolderKey, Prover
@@ -37,6 +37,7 @@ from holdfast.locking import (
     PROVEN,
     Acquire,
     Content,
+    DocumentWritten,
     Ended,
     Event,
     LockHolder,
@@ -124,6 +125,7 @@ def newest_locks(world: World, folder: str) -> tuple[LocksSnapshot | None, str]:
 
 logger = get_logger(__name__)
 
+_OWN: Final = (SCHEDULE_PREFIX, TRANSACTION_PREFIX)
 _MOST_BYTES: Final = 256 * 1024 * 1024  # of all documents, which are kept in memory
 _MOST_WAITERS: Final = 10_000
 _AFTER_ERROR_MS: Final = 1_000
@@ -353,6 +355,31 @@ class FolderLocks:
                 self._written = self._commit(events, "fsync")
             return Decided(self._written, content=self.table.documents.get(command.name, before))
 
+    def change_all(self, commands: Sequence[ReplaceDocument | Remove]) -> Decided:
+        """Write or remove documents of different names in one step: all of them, or none if one is refused.
+
+        As with `change`, wait for `appended` first. Raises LeaseLost.
+        """
+        with self._lock:
+            self._check_open()
+            now, version, events = self.moment(), self.table.version, list[Event]()
+            for command in commands:
+                try:
+                    decided = decide(self.table, command, now)
+                except Conflict as error:
+                    return Decided(self._written, refused=error)
+                if isinstance(command, ReplaceDocument) and not command.name.startswith(_OWN):
+                    self._check_room(command)
+                for event in decided:
+                    if isinstance(event, DocumentWritten):  # each was decided as if it were the only one
+                        version += 1
+                        events.append(msgspec.structs.replace(event, version=version))
+                    else:
+                        events.append(event)
+            if events:
+                self._written = self._commit(events, "fsync")
+            return Decided(self._written)
+
     def document(self, name: str) -> Decided:
         """Read a document. Wait for its write before reporting it, or after a crash another could have its version."""
         self._check_open()
@@ -370,6 +397,12 @@ class FolderLocks:
         self._check_open()
         with self._lock:
             return schedules_in(self.table)
+
+    def transactions(self) -> dict[str, bytes]:
+        """The state of all transactions by name."""
+        self._check_open()
+        with self._lock:
+            return transactions_in(self.table)
 
     def describe(self, name: str) -> LockStatus:
         """The status of a lock."""
@@ -561,21 +594,35 @@ class ReplayedLocks(NamedTuple):
         """The content of the schedules by name."""
         return schedules_in(self.table)
 
+    @property
+    def transactions(self) -> dict[str, bytes]:
+        """The state of the transactions by name."""
+        return transactions_in(self.table)
+
 
 def users_documents(table: LockTable) -> dict[str, Content]:
-    """The documents without the schedules, which are stored among them."""
-    return {name: each for name, each in sorted(table.documents.items()) if not name.startswith(SCHEDULE_PREFIX)}
+    """The documents without the schedules and transactions, which are stored among them."""
+    return {name: each for name, each in sorted(table.documents.items()) if not name.startswith(_OWN)}
 
 
 def _what(document: str) -> str:
-    name = document.removeprefix(SCHEDULE_PREFIX)
-    return f"document {name}" if name == document else f"schedule {name}"
+    kind, separator, name = document.partition(":")
+    return f"{kind} {name}" if separator else f"document {document}"
 
 
 def schedules_in(table: LockTable) -> dict[str, bytes]:
     """The content of the schedules by name."""
-    found = {name: each for name, each in sorted(table.documents.items()) if name.startswith(SCHEDULE_PREFIX)}
-    return {name.removeprefix(SCHEDULE_PREFIX): each.content for name, each in found.items()}
+    return _contents(table, SCHEDULE_PREFIX)
+
+
+def transactions_in(table: LockTable) -> dict[str, bytes]:
+    """The state of the transactions by name."""
+    return _contents(table, TRANSACTION_PREFIX)
+
+
+def _contents(table: LockTable, prefix: str) -> dict[str, bytes]:
+    found = {name: each for name, each in sorted(table.documents.items()) if name.startswith(prefix)}
+    return {name.removeprefix(prefix): each.content for name, each in found.items()}
 
 
 def replayed_locks(world: World, root: str, end: int | None = None) -> ReplayedLocks:

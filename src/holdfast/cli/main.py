@@ -42,6 +42,7 @@ COMMANDS: Final[dict[str, dict[str, Entry]]] = {
         "consume": Entry("use.consume:consume_command", "Print the messages of a topic, alone or as a group."),
         "lock": Entry("use.locks:lock_app", "Locks with leases and fencing numbers."),
         "state": Entry("use.locks:state_app", "JSON documents with versions."),
+        "transaction": Entry("use.transactions:app", "Messages, acks and documents that take effect together."),
         "schedule": Entry("use.schedules:app", "Messages that are published at certain times."),
     },
     "Look": {

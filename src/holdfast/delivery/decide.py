@@ -28,6 +28,7 @@ from holdfast.delivery.events import (
     Event,
     Extend,
     Extended,
+    Finish,
     GiveUp,
     Leased,
     Nack,
@@ -214,6 +215,17 @@ def _(command: Save, group: Group, policy: QueueSettings, now: Moment) -> Iterat
 def _(command: Cancel, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     if group.phase(command.offset) in (Phase.READY, Phase.DELAYED):
         yield Cancelled(run(command.offset))
+
+
+@_events.register(Finish)
+def _(command: Finish, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    phases = {offset: group.phase(offset) for offset in command.offsets}
+    leased = [offset for offset, phase in phases.items() if phase is Phase.LEASED]
+    waiting = [offset for offset, phase in phases.items() if phase in (Phase.READY, Phase.DELAYED)]
+    if leased:
+        yield Acked(runs_of(leased))
+    if waiting:
+        yield Cancelled(runs_of(waiting))
 
 
 @_events.register(Bury)

@@ -130,6 +130,12 @@ class Cancel(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class Finish(msgspec.Struct, frozen=True, gc=False):
+    """Messages are done, whoever may have them: a transaction that acked them is decided."""
+
+    offsets: Sequence[int]
+
+
 class Bury(msgspec.Struct, frozen=True, gc=False):
     """Move ready messages to the dead letters."""
 
@@ -171,7 +177,8 @@ class GiveUp(msgspec.Struct, frozen=True, gc=False):
 
 
 Command: TypeAlias = (
-    Receive | Ack | Nack | Reject | Extend | Save | Cancel | Bury | Seek | Tick | OpenGroup | CloseGroup | GiveUp
+    Receive | Ack | Nack | Reject | Extend | Save | Cancel | Finish | Bury | Seek | Tick
+    | OpenGroup | CloseGroup | GiveUp
 )  # fmt: skip
 
 

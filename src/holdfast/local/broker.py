@@ -15,8 +15,9 @@ from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.contents import Contents, PartitionHome
 from holdfast.api.drafts import Bodies, MessageOptions, NewMessage, Stored, kind_of, moment_at
 from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
+from holdfast.broker.changes import change_topic, grow_topic
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup

@@ -303,7 +303,7 @@ class Publisher:
             for number in routed:
                 self.topic.usable(number)  # refused as a whole, before others have stored their part
         if len(routed) > 1:
-            self._check_sizes(drafts, routed)
+            self.check_sizes(drafts, routed)
         parts: list[PartitionShare] = []
         for number, indexes in routed.items():
             try:
@@ -317,7 +317,7 @@ class Publisher:
                 return [*parts, PartitionShare(number, self.partitions[number], Publication([], "fsync"), left, error)]
         return parts
 
-    def _check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
+    def check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
         """Refuse the whole call for what one partition would refuse after others have stored their share."""
         sizes, settings = message_sizes(batch_of(drafts)), self._settings
         for i, size in enumerate(sizes):

@@ -8,12 +8,14 @@ from typing import Any, Final
 from weakref import WeakSet
 
 import msgspec
+from msgspec import UNSET
 
 from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.drafts import Bodies, instant_ns, moment_at, to_datetime
 from holdfast.api.locks import Lock
 from holdfast.api.schedules import ScheduleRequest
 from holdfast.api.topics import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
+from holdfast.api.transactions import PublishedMessage, TransactionRequest
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
 from holdfast.broker.streams import Reset, To
@@ -25,8 +27,16 @@ from holdfast.membership import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import topics as wire
 from holdfast.protocol.messages import PutSchedule, Said
-from holdfast.protocol.topics import Beat, KeepLock
+from holdfast.protocol.topics import Beat, KeepLock, Offset
+from holdfast.protocol.transactions import (
+    CommitTransaction,
+    TransactionAcks,
+    TransactionDocument,
+    TransactionMessage,
+    TransactionOffsets,
+)
 from holdfast.remote.client import Client, ask_of
+from holdfast.remote.publisher import WireDrafter
 from holdfast.remote.records import RemoteBody, record_from
 from holdfast.settings import BrokerSettings, ConsumerSettings, load
 
@@ -257,3 +267,37 @@ def put_schedule_of(request: ScheduleRequest, bodies: Bodies) -> PutSchedule:
         misfire=request.misfire,
         jitter=request.jitter_ms / 1000,
     )
+
+
+def commit_of(request: TransactionRequest) -> CommitTransaction:
+    """Return a transaction as it is sent."""
+    drafter = WireDrafter(Bodies(None))
+    return CommitTransaction(
+        name=request.name,
+        epoch=request.epoch,
+        messages=[_transaction_message(drafter, each) for each in request.messages],
+        acks=[TransactionAcks(topic=each.topic, group=each.group, receipts=each.receipts) for each in request.acks],
+        offsets=[
+            TransactionOffsets(
+                group=each.group,
+                member=each.member,
+                offsets=[Offset(topic=at[0], partition=at[1], offset=offset) for at, offset in each.offsets.items()],
+            )
+            for each in request.offsets
+        ],
+        documents=[
+            TransactionDocument(
+                name=each.name,
+                value=UNSET if each.content is None else msgspec.json.decode(each.content),
+                remove=each.content is None,
+                version=each.version,
+            )
+            for each in request.documents
+        ],
+    )
+
+
+def _transaction_message(drafter: WireDrafter, published: PublishedMessage) -> TransactionMessage:
+    # The time plays no part: the server counts delays from when it commits.
+    message, _ = drafter.draft(published.message, 0)
+    return TransactionMessage(topic=published.topic, partition=published.partition, **msgspec.structs.asdict(message))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -182,6 +182,12 @@ class ServedMember:
         given = {(each.topic, each.partition): each.offset for each in offsets}
         await self.port.commit(given, durability)
         return len(given)
+
+    def keep(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Note offsets that a transaction has committed."""
+        for place, offset in offsets.items():
+            if place in self.port.partitions:
+                self.port.partitions[place].kept = offset
 
     async def move(self, wanted: MoveMember) -> None:
         """Move the member's positions."""

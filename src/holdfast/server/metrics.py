@@ -226,12 +226,13 @@ class EngineMetrics:
             for process, lag_s in {each.process: each.lag_seconds for each in chain.standbys()}.items():
                 families.set([process], store_standby_lag_seconds=lag_s)
         yield from families
-        fetched = 0 if engine.world.tier is None else engine.world.tier.fetched_bytes
-        schedules = engine.schedules()
+        tier, schedules, transactions = engine.world.tier, engine.schedules(), engine.transactions()
         for name, text, value in (
             ("tier_moved_bytes", "Bytes of segments moved to the store.", engine.tiering.moved_bytes),
-            ("tier_fetched_bytes", "Bytes of segments fetched from it.", fetched),
+            ("tier_fetched_bytes", "Bytes of segments fetched from it.", 0 if tier is None else tier.fetched_bytes),
             ("trace_steps_lost", "Trace steps that could not be written.", engine.traces.log.lost),
+            ("transactions_committed", "Transactions that were committed.", transactions.committed.value),
+            ("transactions_refused", "Transactions that were refused as a whole.", transactions.refused.value),
             ("schedules_fired", "Firings of schedules.", schedules.fired.value),
             ("schedules_missed", "Dues of schedules that were missed.", schedules.missed.value),
             ("schedules_failed", "Firings of schedules that failed and are tried again.", schedules.failed.value),

@@ -33,7 +33,7 @@ from holdfast.errors import (
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
 from holdfast.local.group import require_current_async
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
-from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, schedules, takes, topics
+from holdfast.server.api import admin, dead, enqueue, groups, locks, queues, schedules, takes, topics, transactions
 from holdfast.server.api.admin import audit_routes, description_routes, metrics_routes
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.callers import Access, Revocation, challenges_for, check_fetch, check_listening, tls_context
@@ -80,6 +80,7 @@ API: Final[Sequence[Routes]] = (
     groups.pause_routes,
     locks.routes,
     schedules.routes,
+    transactions.routes,
     admin.sample_routes,
     admin.trace_routes,
     admin.settings_routes,

@@ -18,7 +18,12 @@ from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.local.aio.broker import AsyncLocalBrokerPort, AsyncLocalLocksPort, AsyncLocalSchedulesPort
+from holdfast.local.aio.broker import (
+    AsyncLocalBrokerPort,
+    AsyncLocalLocksPort,
+    AsyncLocalSchedulesPort,
+    AsyncLocalTransactionsPort,
+)
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decoder, encode
 from holdfast.server.http.messages import ANSWER_BYTES, Refused, Request, Response
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
@@ -53,6 +58,7 @@ class Service:
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
         self.locks: AsyncLocalLocksPort = self.port.locks()
         self.schedules: AsyncLocalSchedulesPort = self.port.schedules()
+        self.transactions: AsyncLocalTransactionsPort = self.port.transactions()
         self.members = ServedMembers(self.engine)
         self.pool = Pool()
         self.room = Room(BODIES_EACH * settings.max_request_bytes)

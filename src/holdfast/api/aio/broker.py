@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from holdfast.api import AsyncOpening, Face
+from holdfast.api import AsyncOpening
 from holdfast.api.aio.group import AsyncGroup, AsyncQueue
-from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
+from holdfast.api.aio.parts import AsyncBrokerParts
 from holdfast.api.arguments import (
     Question,
     When,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from holdfast.api.aio.consumer import AsyncConsumer
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.producer import AsyncProducer
-    from holdfast.api.aio.schedules import AsyncSchedules
     from holdfast.api.listing import SearchPage
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from holdfast.storage.compaction import KeysCompacted
 
 
-class AsyncBroker(Face):
+class AsyncBroker(AsyncBrokerParts):
     """The topics of a data folder or of a server, for the tasks of any event loop.
 
     Publish to topics, and receive from them as a queue, a group or a consumer. Once it is closed, its methods raise
@@ -677,23 +676,6 @@ class AsyncBroker(Face):
         elif group is not None:
             raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
         return await self._port.samples(topic, group, span_of(last))
-
-    @property
-    def locks(self) -> AsyncLocks:
-        """Locks with leases and fencing numbers, shared by all who use the folder or the server."""
-        return AsyncLocks(self._port.locks())
-
-    @property
-    def documents(self) -> AsyncDocuments:
-        """State documents, each a JSON value with a version."""
-        return AsyncDocuments(self._port.locks())
-
-    @property
-    def schedules(self) -> AsyncSchedules:
-        """Messages that are published at certain times, once however many programs run."""
-        from holdfast.api.aio.schedules import AsyncSchedules  # few programs have any
-
-        return AsyncSchedules(self._port.schedules())
 
     async def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from holdfast.api import Face
 from holdfast.api.arguments import (
     Question,
     When,
@@ -35,7 +34,7 @@ from holdfast.api.drafts import (
     stream_options,
 )
 from holdfast.api.sync.group import Group, Queue
-from holdfast.api.sync.message import Documents, Locks
+from holdfast.api.sync.parts import BrokerParts
 from holdfast.api.topics import (
     GroupInfo,
     QueueRequest,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.producer import Producer
-    from holdfast.api.sync.schedules import Schedules
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import Reset
     from holdfast.broker.tracing import TraceStep
@@ -66,7 +64,7 @@ if TYPE_CHECKING:
     from holdfast.storage.compaction import KeysCompacted
 
 
-class Broker(Face):
+class Broker(BrokerParts):
     """The topics of a data folder or of a server. Safe to use from any thread.
 
     Publish to topics, and receive from them as a queue, a group or a consumer. Once it is closed, its methods raise
@@ -676,23 +674,6 @@ class Broker(Face):
         elif group is not None:
             raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
         return self._port.samples(topic, group, span_of(last))
-
-    @property
-    def locks(self) -> Locks:
-        """Locks with leases and fencing numbers, shared by all who use the folder or the server."""
-        return Locks(self._port.locks())
-
-    @property
-    def documents(self) -> Documents:
-        """State documents, each a JSON value with a version."""
-        return Documents(self._port.locks())
-
-    @property
-    def schedules(self) -> Schedules:
-        """Messages that are published at certain times, once however many programs run."""
-        from holdfast.api.sync.schedules import Schedules  # few programs have any
-
-        return Schedules(self._port.schedules())
 
     def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.api.sync.producer import Producer
+    from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.metrics import Compacted, Observer, QueueStats
     from holdfast.broker.samples import Samples
     from holdfast.broker.streams import PartitionLag, Reset, ResetEffect, To
@@ -84,6 +85,9 @@ class BrokerPort(Protocol):
 
     def schedules(self) -> SchedulesPort:
         """The schedules."""
+
+    def transactions(self) -> TransactionsPort:
+        """The transactions."""
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -527,3 +531,26 @@ class SchedulesPort(Protocol):
 
     def next_dues(self, name: str, count: int) -> list[datetime]:
         """Return when it falls due next."""
+
+
+class TransactionsPort(Protocol):
+    """The transactions of a data folder."""
+
+    @property
+    def place(self) -> str:
+        """The data folder, or the address of the server."""
+
+    def mono_ns(self) -> int:
+        """Return the time by a clock that nobody sets."""
+
+    def begin(self, name: str | None) -> tuple[str, int]:
+        """Begin a transaction; return its name and its epoch."""
+
+    def commit(self, request: TransactionRequest) -> list[Stored]:
+        """Do all of it, or nothing; return where the messages are."""
+
+    def all(self) -> list[TransactionInfo]:
+        """Return all transactions by name."""
+
+    def forget(self, name: str) -> bool:
+        """Forget a name. Returns False if it is unknown."""

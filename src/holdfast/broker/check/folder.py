@@ -175,6 +175,7 @@ class LocksState(msgspec.Struct, frozen=True, kw_only=True):
     held: int = 0
     documents: int = 0
     schedules: int = 0
+    transactions: int = 0
     wrong: tuple[str, ...] = ()
 
 
@@ -255,6 +256,7 @@ def locks_state(world: World, folder: str, end: int | None = None) -> LocksState
         held=len(found.table.held),
         documents=len(found.documents),
         schedules=len(found.schedules),
+        transactions=len(found.transactions),
         wrong=tuple(found.wrong[:_MOST_WRONG]),
     )
 

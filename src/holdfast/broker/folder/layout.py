@@ -19,7 +19,9 @@ from holdfast.storage.files import LOCK, join, open_error, read_file
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
-SCHEDULE_PREFIX: Final = "schedule:"  # of the documents that hold schedules: users cannot give such names
+# Of the documents that hold schedules and transactions: users cannot give such names.
+SCHEDULE_PREFIX: Final = "schedule:"
+TRANSACTION_PREFIX: Final = "transaction:"
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 1024 * 1024
 TIER: Final = "tier"  # segments that were fetched from the store that they have moved to

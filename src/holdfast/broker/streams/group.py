@@ -184,18 +184,29 @@ class StreamGroup:
         `topic_ids` are those of the topics that it read, which may have been deleted and created again since.
         """
         with self.lock:
-            entries = []
-            for place, offset in offsets.items():
-                self.members.may_commit(member, epoch, *place)
-                topic = self._topic(place[0])
-                if topic_ids is not None and topic_ids.get(place) != topic.id:
-                    raise UnknownTopic(
-                        f"partition {place[1]} of {place[0]} is not the one that member {member} has read: the topic "
-                        "was deleted and created again. Nothing was committed: close this consumer and open a new one"
-                    )
-                check_offset(topic.partitions[place[1]].log, offset, place)
-                entries.append(self._entry(topic, place[1], offset))
+            entries = self.checked(member, epoch, offsets, topic_ids)
             return self.offsets.commit(entries, durability) if entries else None
+
+    def checked(
+        self,
+        member: str,
+        epoch: int,
+        offsets: Mapping[TopicPartition, int],
+        topic_ids: Mapping[TopicPartition, int] | None = None,
+    ) -> list[CommittedOffset]:
+        """Return the commits for a member's offsets, if it may make them. The caller holds the lock until they are."""
+        entries = []
+        for place, offset in offsets.items():
+            self.members.may_commit(member, epoch, *place)
+            topic = self._topic(place[0])
+            if topic_ids is not None and topic_ids.get(place) != topic.id:
+                raise UnknownTopic(
+                    f"partition {place[1]} of {place[0]} is not the one that member {member} has read: the topic "
+                    "was deleted and created again. Nothing was committed: close this consumer and open a new one"
+                )
+            check_offset(topic.partitions[place[1]].log, offset, place)
+            entries.append(self._entry(topic, place[1], offset))
+        return entries
 
     def committed(self, topic: Topic, partition: int) -> int | None:
         """Return the group's position in a partition; None before it began there."""

@@ -18,7 +18,8 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import Bodies, NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
-from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
+from holdfast.broker.changes import change_topic, grow_topic
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Compacted
@@ -46,14 +47,17 @@ if TYPE_CHECKING:
     from holdfast.api.aio.producer import AsyncProducer
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
+    from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
     from holdfast.local import schedules as schedule_views
+    from holdfast.local import transactions as transaction_views
     from holdfast.storage.compaction import KeysCompacted
 else:  # few programs lock anything, or have schedules
     locking = module("holdfast.locking")
     lock_views = module("holdfast.local.locks")
     schedule_views = module("holdfast.local.schedules")
+    transaction_views = module("holdfast.local.transactions")
 
 
 _Served = TypeVar("_Served")  # async only
@@ -137,6 +141,10 @@ class AsyncLocalBrokerPort(LocalBroker):
     def schedules(self) -> AsyncLocalSchedulesPort:
         """The schedules."""
         return AsyncLocalSchedulesPort(self.engine, self.bodies)
+
+    def transactions(self) -> AsyncLocalTransactionsPort:
+        """The transactions."""
+        return AsyncLocalTransactionsPort(self)
 
     async def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -546,3 +554,28 @@ async def open_broker_port_async(  # async only
 ) -> AsyncLocalBrokerPort:
     """The port of a data folder, for a server or a protocol of its own."""
     return await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)
+
+
+class AsyncLocalTransactionsPort:
+    """The transactions of a data folder that this process owns."""
+
+    def __init__(self, port: AsyncLocalBrokerPort) -> None:
+        self._port = port
+        self.engine = port.engine
+        self.mono_ns = port.mono_ns
+
+    @property
+    def place(self) -> str:
+        return self.engine.folder
+
+    async def begin(self, name: str | None) -> tuple[str, int]:
+        return await aside(transaction_views.begin, self.engine, name)
+
+    async def commit(self, request: TransactionRequest) -> list[Stored]:
+        return await aside(transaction_views.commit, self._port, request)
+
+    async def all(self) -> list[TransactionInfo]:
+        return await aside(transaction_views.all_transactions, self.engine)
+
+    async def forget(self, name: str) -> bool:
+        return await aside(self.engine.transactions().forget, name)

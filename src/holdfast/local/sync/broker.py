@@ -17,7 +17,8 @@ from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Queue
 from holdfast.api.topics import GroupInfo, MemberRequest, QueueRequest, SeekTarget, StreamMessage, TopicInfo
-from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
+from holdfast.broker.changes import change_topic, grow_topic
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
@@ -42,14 +43,17 @@ if TYPE_CHECKING:
     from holdfast.api.listing import SearchPage
     from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
     from holdfast.api.sync.producer import Producer
+    from holdfast.api.transactions import TransactionInfo, TransactionRequest
     from holdfast.broker.locks import Decided, FolderLocks
     from holdfast.local import locks as lock_views
     from holdfast.local import schedules as schedule_views
+    from holdfast.local import transactions as transaction_views
     from holdfast.storage.compaction import KeysCompacted
 else:  # few programs lock anything, or have schedules
     locking = module("holdfast.locking")
     lock_views = module("holdfast.local.locks")
     schedule_views = module("holdfast.local.schedules")
+    transaction_views = module("holdfast.local.transactions")
 
 
 class LocalBrokerPort(LocalBroker):
@@ -92,6 +96,10 @@ class LocalBrokerPort(LocalBroker):
     def schedules(self) -> LocalSchedulesPort:
         """The schedules."""
         return LocalSchedulesPort(self.engine, self.bodies)
+
+    def transactions(self) -> LocalTransactionsPort:
+        """The transactions."""
+        return LocalTransactionsPort(self)
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -478,3 +486,28 @@ def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str,
     open_port = partial(open_broker_port, LocalBrokerPort, folder, **options)
     port = open_port()
     return Broker(port)
+
+
+class LocalTransactionsPort:
+    """The transactions of a data folder that this process owns."""
+
+    def __init__(self, port: LocalBrokerPort) -> None:
+        self._port = port
+        self.engine = port.engine
+        self.mono_ns = port.mono_ns
+
+    @property
+    def place(self) -> str:
+        return self.engine.folder
+
+    def begin(self, name: str | None) -> tuple[str, int]:
+        return transaction_views.begin(self.engine, name)
+
+    def commit(self, request: TransactionRequest) -> list[Stored]:
+        return transaction_views.commit(self._port, request)
+
+    def all(self) -> list[TransactionInfo]:
+        return transaction_views.all_transactions(self.engine)
+
+    def forget(self, name: str) -> bool:
+        return self.engine.transactions().forget(name)

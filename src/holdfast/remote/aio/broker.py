@@ -25,6 +25,7 @@ from holdfast.api.topics import (
     check_partitions,
     topic_settings,
 )
+from holdfast.api.transactions import UNNAMED, TransactionInfo, TransactionRequest
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
@@ -52,6 +53,13 @@ from holdfast.protocol import topics as wire
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
+from holdfast.protocol.transactions import (
+    BeginTransaction,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionDeleted,
+    TransactionList,
+)
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
 from holdfast.remote.aio.spread import AsyncSpreadConsumerPort
@@ -59,6 +67,7 @@ from holdfast.remote.broker import (
     MOST_READ,
     RemoteBroker,
     RemoteKeptLock,
+    commit_of,
     plain,
     put_schedule_of,
     reset_of,
@@ -199,6 +208,10 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     def schedules(self) -> AsyncRemoteSchedulesPort:
         """The schedules."""
         return AsyncRemoteSchedulesPort(self.client, self.bodies)
+
+    def transactions(self) -> AsyncRemoteTransactionsPort:
+        """The transactions."""
+        return AsyncRemoteTransactionsPort(self.client)
 
     async def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -529,3 +542,40 @@ class AsyncRemoteSchedulesPort:
     async def next_dues(self, name: str, count: int) -> list[datetime]:
         found: NextDues = await self._calls.ask("GET", path_of("schedules", name, "next", count=count), NextDues)
         return found.times
+
+
+class AsyncRemoteTransactionsPort:
+    """The transactions of a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._calls = AsyncCalls(client)
+        self._client = client
+        self.mono_ns = client.world.clock.monotonic_ns
+
+    @property
+    def place(self) -> str:
+        return self._client.caller.address.text
+
+    async def begin(self, name: str | None) -> tuple[str, int]:
+        if name is None:
+            return UNNAMED + self._client.world.ids.random_bytes(16).hex(), 1
+        body = BeginTransaction(name=name)
+        begun: TransactionBegun = await self._calls.ask("POST", path_of("transactions"), TransactionBegun, body)
+        return begun.name, begun.epoch
+
+    async def commit(self, request: TransactionRequest) -> list[Stored]:
+        path, body = path_of("transactions", "commit"), commit_of(request)
+        done: TransactionCommitted = await self._calls.ask("POST", path, TransactionCommitted, body)
+        return [
+            Stored(each.topic, each.offset, each.delayed_id, each.duplicate, each.durability, each.partition)
+            for each in done.stored
+        ]
+
+    async def all(self) -> list[TransactionInfo]:
+        found: TransactionList = await self._calls.ask("GET", path_of("transactions"), TransactionList)
+        return found.transactions
+
+    async def forget(self, name: str) -> bool:
+        path = path_of("transactions", name)
+        done: TransactionDeleted = await self._calls.ask("DELETE", path, TransactionDeleted)
+        return done.deleted

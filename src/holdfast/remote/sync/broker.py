@@ -26,6 +26,7 @@ from holdfast.api.topics import (
     check_partitions,
     topic_settings,
 )
+from holdfast.api.transactions import UNNAMED, TransactionInfo, TransactionRequest
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
@@ -53,10 +54,18 @@ from holdfast.protocol import topics as wire
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
 from holdfast.protocol.topics import Steps, WorkersOrdered, WorkersTold
+from holdfast.protocol.transactions import (
+    BeginTransaction,
+    TransactionBegun,
+    TransactionCommitted,
+    TransactionDeleted,
+    TransactionList,
+)
 from holdfast.remote.broker import (
     MOST_READ,
     RemoteBroker,
     RemoteKeptLock,
+    commit_of,
     plain,
     put_schedule_of,
     reset_of,
@@ -198,6 +207,10 @@ class RemoteBrokerPort(RemoteBroker):
     def schedules(self) -> RemoteSchedulesPort:
         """The schedules."""
         return RemoteSchedulesPort(self.client, self.bodies)
+
+    def transactions(self) -> RemoteTransactionsPort:
+        """The transactions."""
+        return RemoteTransactionsPort(self.client)
 
     def create_topic(
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
@@ -526,3 +539,40 @@ class RemoteSchedulesPort:
     def next_dues(self, name: str, count: int) -> list[datetime]:
         found: NextDues = self._calls.ask("GET", path_of("schedules", name, "next", count=count), NextDues)
         return found.times
+
+
+class RemoteTransactionsPort:
+    """The transactions of a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._calls = Calls(client)
+        self._client = client
+        self.mono_ns = client.world.clock.monotonic_ns
+
+    @property
+    def place(self) -> str:
+        return self._client.caller.address.text
+
+    def begin(self, name: str | None) -> tuple[str, int]:
+        if name is None:
+            return UNNAMED + self._client.world.ids.random_bytes(16).hex(), 1
+        body = BeginTransaction(name=name)
+        begun: TransactionBegun = self._calls.ask("POST", path_of("transactions"), TransactionBegun, body)
+        return begun.name, begun.epoch
+
+    def commit(self, request: TransactionRequest) -> list[Stored]:
+        path, body = path_of("transactions", "commit"), commit_of(request)
+        done: TransactionCommitted = self._calls.ask("POST", path, TransactionCommitted, body)
+        return [
+            Stored(each.topic, each.offset, each.delayed_id, each.duplicate, each.durability, each.partition)
+            for each in done.stored
+        ]
+
+    def all(self) -> list[TransactionInfo]:
+        found: TransactionList = self._calls.ask("GET", path_of("transactions"), TransactionList)
+        return found.transactions
+
+    def forget(self, name: str) -> bool:
+        path = path_of("transactions", name)
+        done: TransactionDeleted = self._calls.ask("DELETE", path, TransactionDeleted)
+        return done.deleted

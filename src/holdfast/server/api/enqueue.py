@@ -320,13 +320,13 @@ def _prepare_enqueue(service: Service, head: KnownHead) -> Prepared | None:
 
     async def synced(content: bytes, number: int) -> bytes | None:
         stored = await port.publish_plain(topic, content, number, durability)
-        return None if stored is None else encode(_stored(stored))
+        return None if stored is None else encode(stored_told(stored))
 
     def answer(_: Principal, content: bytes, __: int | None) -> bytes | DeferredAnswer | None:
         stored = store(topic, content, partition, durability)
         if isinstance(stored, int):
             return DeferredAnswer(synced(content, stored))
-        return None if stored is None else encode(_stored(stored))
+        return None if stored is None else encode(stored_told(stored))
 
     return Prepared(bytes, answer)
 
@@ -367,7 +367,7 @@ async def enqueue(call: Call) -> Response:
         stored = await _publish_stream(call, message, content)
     if message.correlation_id is not None:
         call.correlation_id = message.correlation_id
-    return call.answer(_stored(stored))
+    return call.answer(stored_told(stored))
 
 
 async def _form(request: Request, settings: ServerSettings) -> tuple[Options, AsyncIterator[bytes]]:
@@ -449,15 +449,21 @@ async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> l
 async def stored_batch(call: Call, written: list[StoredMessage]) -> Response:
     """The answer for the messages of a batch, in its order."""
     if len(written) <= _MANY:
-        return call.answer(StoredBatch(stored=list(map(_stored, written))))
+        return call.answer(StoredBatch(stored=list(map(stored_told, written))))
 
     def answer() -> Response:
-        return call.answer(StoredBatch(stored=[call.encoded(_stored(each)) for each in written]))
+        return call.answer(StoredBatch(stored=[call.encoded(stored_told(each)) for each in written]))
 
     return await call.service.pool.run(lambda _: answer())
 
 
-def _stored(stored: StoredMessage) -> Stored:
+def published(message: NewMessage) -> Draft:
+    """A message as it is published, with its body."""
+    return draft_of(message, _body(message))
+
+
+def stored_told(stored: StoredMessage) -> Stored:
+    """Where a message is, as the protocol says it."""
     return Stored(
         id=stored.id,
         topic=stored.topic,

@@ -76,6 +76,7 @@ _MEMBER: Final = "/v1/groups/{group}/members/{member}"
 Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 # What a single server can do, and a cluster cannot yet.
 _NOT_YET: Final = (
+    ("/v1/transactions", "use single calls with dedup ids, or a folder of its own"),
     ("/v1/spark", "read the shards straight from the store: one is at URL/shards/0000"),
     ("/v1/staged", "publish from Spark with a producer for each partition"),
 )
