@@ -55,10 +55,8 @@ def run(
     given = parser.parse_args()
     measured_on = machine.facts(given.dir, dt.date.today().isoformat())
     table = Table(*_HEADS)
-    rows = [
-        _row(name, goals.get(name, Goal(None, "/s")), found)
-        for name, found in _measured(samples, given.only, given.rounds, given.dir).items()
-    ]
+    measured, failed = _measured(samples, given.only, given.rounds, given.dir)
+    rows = [_row(name, goals.get(name, Goal(None, "/s")), found) for name, found in measured.items()]
     for row in rows:
         table.add_row(*row)
     console = Console(width=120)
@@ -68,6 +66,10 @@ def run(
     for name, what in (missing or {}).items():
         if what:
             console.print(f"{name}: not measured, because it is not installed: {', '.join(what)}")
+    for what in failed:
+        console.print(what, style="red", markup=False)
+    if failed:
+        raise SystemExit(1)
 
 
 _HEADS = ("operation", "best", "median", "", "goal", "")
@@ -84,21 +86,29 @@ def _page(program: str, about: str, measured_on: dict[str, object], rows: list[l
     return "\n".join(lines) + "\n"
 
 
-def _measured(samples: Mapping[str, Sample], only: str, rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Every figure of every round. Samples take turns, so that a busy moment does not hit one of them alone."""
+def _measured(
+    samples: Mapping[str, Sample], only: str, rounds: int, folder: Path
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Every figure of every round, and what failed. Samples take turns, so that a busy moment hits not only one."""
     found: dict[str, list[float]] = {}
-    for _ in range(rounds):
+    failed: list[str] = []
+    for number in range(1, rounds + 1):
         for name, sample in samples.items():
             if re.search(only, name):
-                with tempfile.TemporaryDirectory(dir=folder) as place:
-                    for figure, value in sample(Path(place)).items():
-                        found.setdefault(figure, []).append(value)
-    return found
+                try:
+                    with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
+                        figures = sample(Path(place))
+                except Exception as error:
+                    failed.append(f"{name}: round {number} failed: {type(error).__name__}: {error}")
+                    continue
+                for figure, value in figures.items():
+                    found.setdefault(figure, []).append(value)
+    return found, failed
 
 
 def _row(name: str, goal: Goal, found: list[float]) -> list[str]:
     best = max(found) if goal.is_rate else min(found)
     digits = 0 if best >= 100 else 2
     wanted = "" if goal.figure is None else f"{'≥' if goal.is_rate else '≤'} {goal.figure:,g}"
-    verdict = "" if goal.reached(best) else "not reached"
+    verdict = "" if goal.figure is None else "reached" if goal.reached(best) else "not reached"
     return [name, f"{best:,.{digits}f}", f"{statistics.median(found):,.{digits}f}", goal.unit, wanted, verdict]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from bench.floors import Floors
 from bench.goals import Figures, Goal, Sample, run
 from bench.harness import missing_modules
 from bench.queues.base import Queue
@@ -51,7 +52,7 @@ GOALS = {
     "get + ack": Goal(3.4),
     "get_many + ack_many(100), a message": Goal(0.6),
     "put with key, headers, correlation id": Goal(3),
-    "get + ack of it": Goal(3.4),
+    "get + ack of it": Goal(None, "µs"),
     "broker.publish": Goal(3),
     "broker.publish with key": Goal(3),
     "tasks: put": Goal(2),
@@ -74,6 +75,10 @@ GOALS = {
     "the same, few descriptors": Goal(300),
     "the same, few open partitions": Goal(None, "µs"),
     "on disk for 100 bytes": Goal(140, "bytes"),
+    "floor: put": Goal(None, "µs"),
+    "floor: get + ack": Goal(None, "µs"),
+    "floor: get_many + ack_many(100), a message": Goal(None, "µs"),
+    "floor: put with key, headers, correlation id": Goal(None, "µs"),
 }
 
 
@@ -321,6 +326,14 @@ def _topics_closed(folder: Path) -> Figures:
     return {"the same, few open partitions": _in_turn(folder, settings=BrokerSettings(open_partitions=100))}
 
 
+def _floors(folder: Path) -> Figures:
+    """What some of these calls cannot do without: see `bench.floors`."""
+    floors, found = Floors(folder), {}
+    for name, (step, messages) in floors.steps.items():
+        found[f"floor: {name}"] = _best_us(_times(step)) / messages
+    return found
+
+
 def _peer(kind: type[Queue], folder: Path) -> Figures:
     peer = kind(len(_BODY))
     peer.open(folder)
@@ -356,6 +369,7 @@ SAMPLES: dict[str, Sample] = {
     "topics": _topics,
     "topics, tight": _topics_tight,
     "topics, closed": _topics_closed,
+    "floors": _floors,
     **{f"peer {kind.name}": partial(_peer, kind) for kind in _PEERS if not missing_modules(kind.needs)},
 }
 GOALS |= {

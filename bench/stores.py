@@ -365,4 +365,5 @@ _GOALS = {
 
 
 if __name__ == "__main__":
-    run("bench.stores", "Queues in a store, beside a local folder.", _SAMPLES, _GOALS)
+    _MISSING = {} if "postgres" in _PLACES else {"postgres": ["PostgreSQL"]}
+    run("bench.stores", "Queues in a store, beside a local folder.", _SAMPLES, _GOALS, _MISSING)

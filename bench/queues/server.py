@@ -117,6 +117,19 @@ def keep_apart() -> bool:
 
 
 @contextmanager
+def beside_server() -> Iterator[None]:
+    """Meanwhile, this process runs on the core where `keep_apart` puts servers."""
+    before = os.sched_getaffinity(0) if _server_core is not None else set()
+    if _server_core is not None:
+        os.sched_setaffinity(0, {_server_core})
+    try:
+        yield
+    finally:
+        if before:
+            os.sched_setaffinity(0, before)
+
+
+@contextmanager
 def on_server_core() -> Iterator[None]:
     """What is started meanwhile runs where `keep_apart` puts servers, for one that serves several samples."""
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

@@ -244,6 +244,78 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return load(TopicSettings, values)
 
 
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
+_Address = Annotated[str, Meta(min_length=1, max_length=2_048)]
+_Secret = Annotated[str, Meta(min_length=1, max_length=16_384)]
+
+# The settings whose values are shown to nobody, and what is shown instead.
+SECRETS: Final = frozenset({"s3_secret_access_key", "s3_session_token", "azure_account_key", "postgres_password"})
+HIDDEN: Final = "***"
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this process reaches stores: their addresses and keys. The makers' own variables count where it is None."""
+
+    s3_endpoint: _Address | None = None
+    s3_region: _Name | None = None
+    s3_access_key_id: _Name | None = None
+    s3_access_key_id_file: _Path | None = None
+    s3_secret_access_key: _Secret | None = None
+    s3_secret_access_key_file: _Path | None = None
+    s3_session_token: _Secret | None = None
+    s3_session_token_file: _Path | None = None
+    azure_endpoint: _Address | None = None
+    azure_account_name: _Name | None = None
+    azure_account_key: _Secret | None = None
+    azure_account_key_file: _Path | None = None
+    google_endpoint: _Address | None = None
+    google_credentials_file: _Path | None = None
+    postgres_password: _Secret | None = None
+    postgres_password_file: _Path | None = None
+    ca_file: _Path | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not value.isprintable():
+                raise BadSettings(f"{name} has line breaks or other characters that cannot be printed")
+            if name.endswith("_endpoint"):
+                _check_endpoint(name, value)
+            if name.endswith("_file") and getattr(self, name.removesuffix("_file"), None) is not None:
+                raise BadSettings(f"{name.removesuffix('_file')} and {name} are both set: remove one")
+        if self.has("s3_access_key_id") != self.has("s3_secret_access_key"):
+            raise BadSettings("s3_access_key_id and s3_secret_access_key belong together: set both, or neither")
+        if self.has("s3_session_token") and not self.has("s3_access_key_id"):
+            raise BadSettings("s3_session_token belongs to an s3_access_key_id: set both")
+
+    def has(self, name: str) -> bool:
+        """Whether it is set, or is in a file."""
+        return getattr(self, name) is not None or getattr(self, f"{name}_file", None) is not None
+
+    def __repr__(self) -> str:
+        given = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        said = (f"{name}={HIDDEN if name in SECRETS else value!r}" for name, value in given if value)
+        return f"StoreSettings({', '.join(said)})"
+
+
+def _check_endpoint(name: str, value: str) -> None:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(value)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in value and parts.port != 0
+        has_user = parts.username is not None
+    except ValueError:
+        is_good, has_user = False, "@" in value
+    if has_user:
+        raise BadSettings(f"{name} has a user or a password in it: keys have settings of their own")
+    if not is_good:
+        raise BadSettings(f"{name}={value!r} is not an address: give one such as https://host:9000")
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of `holdfast serve`: where it listens, who may call, and limits for each caller."""
 
@@ -304,7 +376,8 @@ def check_fields(settings: msgspec.Struct) -> None:
         try:
             msgspec.convert(getattr(settings, name), kind)
         except msgspec.ValidationError:
-            raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: give {wanted(name, kind)}") from None
+            value = HIDDEN if name in SECRETS else repr(getattr(settings, name))
+            raise BadSettings(f"{name}={value} cannot be used: give {wanted(name, kind)}") from None
 
 
 def wanted(name: str, kind: Any, none: str = "none") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
@@ -17,6 +17,8 @@ class Proxy:
         self.cut_answer_at: int | None = None
         self.swallow = False  # for all connections, while it is set
         self.swallow_answers = False  # the same, but the server hears all
+        self.cut_answers_once = b""  # the answer to the first request that begins so is lost
+        self.hold_after_cut: Callable[[], object] = lambda: None  # and this is waited for before its caller learns it
         self.connections = 0
         self._open: set[socket.socket] = set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -42,14 +44,23 @@ class Proxy:
                 client.close()
                 continue
             self._open |= {client, server}
+            losing = threading.Event()
             for source, sink, at in ((client, server, request_at), (server, client, answer_at)):
                 answers = source is server
-                threading.Thread(target=self._pass_on, args=(source, sink, at, answers), daemon=True).start()
+                threading.Thread(target=self._pass_on, args=(source, sink, at, answers, losing), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, cut_at: int | None, answers: bool) -> None:
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, cut_at: int | None, answers: bool, losing: threading.Event
+    ) -> None:
         passed = 0
         with suppress(OSError):
             while content := source.recv(65536):
+                if not answers and self.cut_answers_once and content.startswith(self.cut_answers_once):
+                    self.cut_answers_once = b""
+                    losing.set()
+                if answers and losing.is_set():
+                    self.hold_after_cut()
+                    break
                 if self.swallow or (answers and self.swallow_answers):
                     continue
                 if cut_at is not None and passed + len(content) >= cut_at:

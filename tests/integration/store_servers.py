@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hmac
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,10 +15,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import quote
 
 PATIENCE_S = 120
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test-secret", "AWS_REGION": "us-east-1"}
@@ -50,17 +54,46 @@ def wait_for(what, process: subprocess.Popen) -> None:
 
 @contextmanager
 def running(command: list[str], log: Path, **options) -> Iterator[subprocess.Popen]:
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **options)
+    server = StoreServer(command, log, lambda: None, options)
+    server.begin()
     try:
-        yield process
+        yield server.process
     finally:
-        process.terminate()
+        server.end()
+
+
+@dataclass
+class StoreServer:
+    """A store's server, which can be crashed and started again with the same data and ports."""
+
+    command: Sequence[str]
+    log: Path
+    ready: Callable[[], object]
+    options: dict = field(default_factory=dict)
+    crash_signal: int = signal.SIGKILL
+
+    def begin(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                self.command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, **self.options
+            )
+
+    def start(self) -> None:
+        """Start it, and return when it answers."""
+        self.begin()
+        wait_for(self.ready, self.process)
+
+    def crash(self) -> None:
+        self.process.send_signal(self.crash_signal)
+        self.process.wait()
+
+    def end(self) -> None:
+        self.process.terminate()
         try:
-            process.wait(30)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 def get(url: str, method: str = "GET") -> None:
@@ -82,17 +115,29 @@ def seaweedfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 @contextmanager
-def _weed(data: Path) -> Iterator[str]:
+def _weed(data: Path, *options: str) -> Iterator[str]:
+    server, address = weed_server(data, options=options)
+    try:
+        server.start()
+        yield address
+    finally:
+        server.end()
+
+
+def weed_server(
+    data: Path, host: str = "127.0.0.1", before: Sequence[str] = (), options: Sequence[str] = ()
+) -> tuple[StoreServer, str]:
+    """SeaweedFS, not started yet, and its address. `before` stands before the command, `options` behind it."""
     master, volume, filer, s3 = free_port(4)
     weed = str(Path(sys.executable).parent / "weed")
     data.mkdir()
     command = [
-        weed, "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+        *before, weed, "server", f"-dir={data}", f"-ip={host}", f"-ip.bind={host}", "-filer", "-s3",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}",
-        "-master.volumeSizeLimitMB=64", "-volume.max=20", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-master.volumeSizeLimitMB=64", "-volume.max=20", "-s3.port.iceberg=0", "-s3.port.lance=0", *options,
     ]  # fmt: skip
-    address = f"http://127.0.0.1:{s3}"
-    shell = [weed, "shell", f"-master=127.0.0.1:{master}", f"-filer=127.0.0.1:{filer}"]
+    address = f"http://{host}:{s3}"
+    shell = [weed, "shell", f"-master={host}:{master}", f"-filer={host}:{filer}"]
     orders = b"fs.configure -locationPrefix=/buckets/ -fsync -apply\ns3.bucket.create -name holdfast\n"
 
     def ready() -> None:
@@ -101,17 +146,40 @@ def _weed(data: Path) -> Iterator[str]:
         if b"error" in done.stderr.lower():
             raise OSError(done.stderr)
 
-    with running(command, data.with_suffix(".log")) as process:
-        wait_for(ready, process)
+    return StoreServer(command, data.with_suffix(".log"), ready), address
+
+
+@contextmanager
+def weed_with_keys(folder: Path, secrets: dict[str, str]) -> Iterator[str]:
+    """The address of SeaweedFS that answers only to these keys, and checks what they sign."""
+    allowed = ["Read", "Write", "List", "Tagging", "Admin"]
+    identities = [
+        {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
+        for key, secret in secrets.items()
+    ]
+    config = folder / "identities.json"
+    config.write_text(json.dumps({"identities": identities}))
+    with _weed(folder / "weed", f"-s3.config={config}") as address:
         yield address
+
+
+_MOTO = """
+import sys
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+"""
 
 
 @contextmanager
 def moto(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """S3 as moto has it, in a process of its own, with a bucket."""
+    """S3 as moto has it, in a process of its own, with a bucket.
+
+    It answers one call at a time: with several, on a busy machine, it sometimes lets two create the same object.
+    """
     [port] = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).parent / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", _MOTO, str(port)]
     with running(command, folder / "moto.log") as process:
         wait_for(lambda: get(address), process)
         get(f"{address}/holdfast", "PUT")
@@ -171,25 +239,51 @@ def postgres_program(name: str) -> str | None:
 
 
 @contextmanager
-def postgres(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def postgres(folder: Path, auth: str = "trust", password: str = "") -> Iterator[tuple[str, dict[str, str]]]:
     user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
     home = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))  # that other user must be able to come to it
     [port] = free_port()
     try:
         if user:
             shutil.chown(home, "nobody", "nogroup")
-        initdb, server = postgres_program("initdb"), postgres_program("postgres")
-        assert initdb is not None
-        assert server is not None
-        make = [initdb, "-D", f"{home}/data", "-U", "holdfast", "--auth=trust", "-N"]
-        subprocess.run(make, check=True, capture_output=True, cwd=home, **user)
-        command = [server, "-D", f"{home}/data", "-p", str(port), "-h", "127.0.0.1", "-k", str(home)]
+        command = make_postgres(home, port, user=user, auth=auth, password=password)
         url = f"postgresql://holdfast@127.0.0.1:{port}/postgres"
         with running(command, folder / "postgres.log", cwd=home, **user) as process:
-            wait_for(lambda: _connect(url), process)
+            wait_for(lambda: _connect(f"{url}?password={quote(password)}"), process)
             yield f"{url}/jobs", {}
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def make_postgres(
+    home: Path, port: int, host: str = "127.0.0.1", *, user: dict, auth: str = "trust", password: str = ""
+) -> list[str]:
+    """Make a cluster of databases in a folder; returns the command that serves it."""
+    initdb, server = postgres_program("initdb"), postgres_program("postgres")
+    assert initdb is not None
+    assert server is not None
+    secret = home / "password"
+    secret.write_text(password or "none")
+    secret.chmod(0o644)
+    make = [initdb, "-D", f"{home}/data", "-U", "holdfast", f"--auth={auth}", f"--pwfile={secret}", "-N"]
+    subprocess.run(make, check=True, capture_output=True, cwd=home, **user)
+    if host != "127.0.0.1":
+        with Path(home, "data", "pg_hba.conf").open("a") as allowed:
+            allowed.write("host all all samenet trust\nhost all all 10.0.0.0/8 trust\n")
+    return [server, "-D", f"{home}/data", "-p", str(port), "-h", host, "-k", str(home)]
+
+
+def postgres_server(folder: Path, home: Path, host: str, before: Sequence[str]) -> tuple[StoreServer, str]:
+    """PostgreSQL, not started yet, and its address. `before` stands before the command, and changes to `nobody`."""
+    [port] = free_port()
+    user = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+    if user:
+        shutil.chown(home, "nobody", "nogroup")
+    command = [*before, *make_postgres(home, port, host, user=user)]
+    url = f"postgresql://holdfast@{host}:{port}/postgres"
+    options = {"cwd": home, **({} if before else user)}
+    # An immediate shutdown is a crash that waits for its children, which hold on to the memory that they share.
+    return StoreServer(command, folder / "postgres.log", lambda: _connect(url), options, signal.SIGQUIT), url
 
 
 def _connect(url: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Unavailable, aio
+from holdfast import LeaseLost, Unavailable, aio
 from holdfast.client.calling import MOST_PAUSE_MS, SOON_PAUSE_MS, SOON_S, Reconnecting
 from holdfast.client.opening import Address
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
@@ -356,3 +356,58 @@ def test_what_is_almost_an_address_makes_no_folder(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir())
     with holdfast.open(f"./{almost.replace('//', '')}"):
         pass  # said like this it is one
+
+
+def test_a_document_whose_answer_was_lost_is_known_to_be_written_although_others_were_since(proxy: Proxy):
+    with holdfast.connect(proxy.url, timeout=20) as broker, holdfast.connect(proxy.url, timeout=20) as other:
+        first = broker.documents.update("mine", "old", version=0)
+        other.documents.update("other", 0)  # its connection is there, so the next one is that of the call below
+        ending = threading.Event()
+
+        def write() -> None:
+            while not ending.is_set():
+                other.documents.update("other", 1)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        try:
+            proxy.cut_answers_once = b"PUT /v1/state/mine"
+            second = broker.documents.update("mine", "new", version=first.version)
+        finally:
+            ending.set()
+            writing.join()
+        assert not proxy.cut_answers_once, "no answer was lost"
+        assert broker.documents.get("mine") == second
+        assert second.value == "new"
+
+
+def test_a_document_that_another_has_changed_after_an_answer_was_lost_is_not_said_to_be_unwritten(proxy: Proxy):
+    with holdfast.connect(proxy.url, timeout=20) as broker, holdfast.connect(proxy.url, timeout=20) as other:
+        first = broker.documents.update("mine", "old", version=0)
+        seen: list[Any] = []
+
+        def follow() -> None:
+            while not seen:
+                found = other.documents.get("mine")
+                if found is not None and found.value == "new":
+                    seen.append(other.documents.update("mine", "theirs", version=found.version))
+
+        following = threading.Thread(target=follow)
+        following.start()
+        proxy.hold_after_cut = lambda: following.join(20)
+        proxy.cut_answers_once = b"PUT /v1/state/mine?version=%d" % first.version
+        with pytest.raises(Unavailable, match="Get it again"):
+            broker.documents.update("mine", "new", version=first.version)
+        following.join()
+        assert broker.documents.get("mine").value == "theirs"
+
+
+def test_a_document_that_was_written_before_its_lock_was_lost_is_known_to_be(proxy: Proxy):
+    with holdfast.connect(proxy.url, timeout=20) as broker, holdfast.connect(proxy.url, timeout=20) as other:
+        lock = broker.locks.acquire("mine", lease=1)
+        proxy.hold_after_cut = lambda: other.locks.acquire("mine", wait=20)
+        proxy.cut_answers_once = b"PUT /v1/state/mine"
+        done = broker.documents.update("mine", "new", lock=lock)
+        assert broker.documents.get("mine") == done
+        with pytest.raises(LeaseLost):
+            broker.documents.update("mine", "newer", lock=lock)

@@ -578,3 +578,15 @@ def test_a_message_is_shown_read_and_cancelled_without_a_look_at_its_history(tmp
         assert server.get(path).status == 200
         assert server.get(f"{path}/payload").body == b"x"
         assert server.request("DELETE", path).body == {"cancelled": True}
+
+
+def test_a_conflict_of_a_state_is_told_only_once_it_is_on_disk(server):
+    """A client that got no answer repeats its call, and compares what it is then told with what it sent."""
+    server.post(f"{QUEUE}/enqueue", {"body": "eA=="})
+    (message,) = server.post(f"{QUEUE}/dequeue", {}).body["messages"]
+    given = {"receipt": message["receipt"], "version": 0, "value": {"step": 1}}
+    assert server.request("PUT", f"{QUEUE}/state", {**given, "durability": "os"}).status == 200
+    assert server.request("PUT", f"{QUEUE}/state", {**given, "durability": "fsync"}).code == "conflict"
+    engine = server.server.service.port.engine
+    (delivery,) = engine.topic(QUEUE.rpartition("/")[2]).group("default").deliveries
+    assert delivery.journal.log.synced_end == delivery.journal.log.written_end

@@ -18,6 +18,7 @@ from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Serving, serving
 
 COMMIT = "/v1/transactions/commit"
+MADE_UP = "orders-0-0@AgAAAYAAAAACz-V3oN_xKEbJ5VTUOFM9"
 
 
 @pytest.fixture
@@ -67,11 +68,7 @@ def test_one_call_publishes_acks_and_writes(server: Serving):
         ({"documents": [{"name": "total", "value": 1, "version": 7}]}, 409, "conflict"),
         ({"documents": [{"name": "total"}]}, 400, "invalid_request"),
         ({"documents": [{"name": "total", "value": 1, "remove": True}]}, 400, "invalid_request"),
-        (
-            {"acks": [{"topic": "orders", "receipts": ["orders-0-0@AgAAAYAAAAACz-V3oN_xKEbJ5VTUOFM9"]}]},
-            409,
-            "lease_lost",
-        ),
+        ({"acks": [{"topic": "orders", "receipts": [MADE_UP]}]}, 409, "lease_lost"),
         ({"acks": [{"topic": "orders", "receipts": ["x"]}]}, 409, "lease_lost"),
         ({"acks": [{"topic": "orders", "group": "nobody", "receipts": ["orders-0-0@1"]}]}, 409, "lease_lost"),
         ({"offsets": [{"group": "g", "member": "m", "offsets": [{"topic": "orders", "offset": 1}]}]}, 409, "fenced"),

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast.env.chain import services
 from holdfast.env.chain.engines import StoreRefused, StoreUnreachable, open_store, parse_place, probe
+from tests.integration.process_gear import until
 from tests.integration.store_servers import azurite, azurite_program, moto, postgres, postgres_program, seaweedfs
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
@@ -128,7 +131,7 @@ def database(request, tmp_path, monkeypatch):
 
 def test_a_database_that_hangs_is_not_waited_for_without_end(database):
     store, root = open_store(parse_place(database))
-    [connection] = store._idle  # type: ignore[attr-defined]
+    [connection] = store._shared._idle  # type: ignore[attr-defined]
     hung = connection.info.backend_pid
     os.kill(hung, signal.SIGSTOP)
     try:
@@ -184,3 +187,46 @@ def test_what_is_large_may_take_longer_than_what_the_lease_depends_on(database):
             seen[key.split("/")[-2] + key[-1]] = connection.execute("SHOW statement_timeout").fetchone()[0]
     assert seen == {"chain1": "1s", "content1": "10min", "large1": "10min", "chain2": "1s"}
     store.close()
+
+
+@pytest.mark.skipif(postgres_program("initdb") is None, reason="there is no PostgreSQL here")
+def test_all_stores_in_one_database_share_its_connections(tmp_path):
+    """The shards of a cluster, for one: a database has a hundred connections for everyone."""
+    import psycopg
+
+    with postgres(tmp_path) as (url, _):
+        stores = [open_store(parse_place(f"{url}/shards/{number}")) for number in range(20)]
+        with psycopg.connect(url.rpartition("/")[0], autocommit=True) as looking:
+
+            def connections() -> int:
+                (count,) = looking.execute(
+                    "SELECT count(*) - 1 FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                ).fetchone()
+                return count
+
+            with ThreadPoolExecutor(40) as pool:
+                made = [pool.submit(store.create, f"{root}{n}", b"x") for store, root in stores for n in range(10)]
+                assert all(each.result() for each in made)
+                assert 1 <= connections() <= services._CONNECTIONS
+                # Files that take long leave room for the others.
+                locking = looking.transaction()
+                with locking:
+                    looking.execute("LOCK TABLE holdfast_objects IN SHARE MODE")
+                    bulk = [pool.submit(store.create, f"{root}content/1", b"x") for store, root in stores]
+                    store, root = stores[0]
+                    until(lambda: blocked(looking) >= services._BULK_CONNECTIONS, "all bulk calls that may wait do")
+                    assert store.read(f"{root}1") == b"x"
+                    assert blocked(looking) == services._BULK_CONNECTIONS
+                assert all(each.result() for each in bulk)
+            for store, _ in stores[1:]:
+                store.close()
+            store, root = stores[0]
+            assert store.read(f"{root}1") == b"x"
+            store.close()
+            store.close()
+            until(lambda: not connections(), "all connections are closed")
+
+
+def blocked(looking: Any) -> int:
+    (count,) = looking.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchone()
+    return count

@@ -14,7 +14,7 @@ from holdfast.codec.encode import single_head
 from holdfast.codec.singles import log_prefixes, read_single
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.errors import MessageTooLarge
+from holdfast.errors import Fenced, MessageTooLarge, OutOfSequence
 from holdfast.model import NO_PRODUCER, Appended, Producer
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
@@ -122,6 +122,48 @@ def _published(partition, draft, durability, *, alone):
         return str(error)
     partition.wait(publication)
     return publication.in_log
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=300),
+            st.builds(Producer, st.integers(1, 2), st.integers(0, 1), st.integers(0, 4)),
+            st.sampled_from([None, "os", "fsync", "interval"]),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([{}, {"codec": "gzip"}, {"max_message_bytes": 100}, {"trace_sample": 1.0}]),
+)
+def test_a_producers_message_is_appended_alone_as_it_is_in_a_list(history, settings):
+    found = []
+    for alone in (True, False):
+        disk, clock = SimulatedDisk(), ManualClock()
+        world = World(clock=clock, disk=disk, ids=SeededIds(3))
+        partition = Partition.open(world, FOLDER, TopicSettings(min_free_bytes=0, **settings), Metrics())
+        partition.open_sequences()
+        steps = []
+        for value, producer, durability in history:
+            clock.advance(ns=1_000_000)
+            steps.append(_appended(partition, value, producer, durability, alone=alone))
+            steps.append((partition.log.end, partition.log.synced_end, partition.sequences.next_sequence(producer.id)))
+        partition.close()
+        names = disk.names(f"{FOLDER}/log")
+        found.append((steps, {name: disk.contents(f"{FOLDER}/log/{name}") for name in names}))
+    assert found[0] == found[1]
+
+
+def _appended(partition, value, producer, durability, *, alone):
+    chosen = partition.log.chosen(durability)
+    try:
+        offset = partition.append_one(value, producer, chosen) if alone else -1
+        if offset >= 0:
+            return Appended(offset, offset + 1, chosen), None
+        appended, known = partition.append([value], producer, durability=durability)
+        partition.log.wait(appended)
+    except (Fenced, MessageTooLarge, OutOfSequence) as error:
+        return str(error)
+    return appended, None if known is None else known.offsets
 
 
 @given(drafts, st.integers(0, 2**50))

@@ -12,21 +12,8 @@ from holdfast.errors import Conflict, Fenced, LeaseLost
 from tests.unit.brokers import Place
 
 ORDERS = 12
-STEPS = st.sampled_from(
-    [
-        "commit",
-        "commit",
-        "commit",
-        "abort",
-        "stale document",
-        "stale name",
-        "lost lease",
-        "kill",
-        "cut",
-        "close",
-        "wait",
-    ]
-)
+KINDS = "commit, commit, commit, abort, stale document, stale name, lost lease, kill, cut, close, wait"
+STEPS = st.sampled_from(KINDS.split(", "))
 
 
 class Shop:

@@ -10,7 +10,7 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 356,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters, transactions
+    "modules": 356,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters and more
     "face_classes": 36,  # goal: 28, half of them generated; before transactions, with their documents and their list
     "priority": 19,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
     "equal_pairs": 5,

@@ -601,9 +601,10 @@ def test_a_line_that_leaves_while_others_are_woken_costs_nobody_the_call(simple)
         def wake(self, count: int = 1) -> None:
             woken.append(self.name)
             if self.name != "stays" and self in partition.lines:
-                partition.lines.remove(self)
+                partition.leave(self)
 
-    partition.lines[:] = [Line("stays"), Line("leaves"), Line("stays"), Line("leaves"), Line("stays")]
+    for name in ["stays", "leaves", "stays", "leaves", "stays"]:
+        partition.join(Line(name))
     partition.wake()
     assert woken.count("stays") == 3
 

@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import BadBody, Conflict, Empty, LeaseLost, NewMessage, OffsetOutOfRange, Stored
+from holdfast.api.arguments import MessageOutcome
 from holdfast.settings import TopicSettings
 from tests.unit.queues import FOLDER, Place, bodies
 
@@ -327,6 +328,38 @@ def test_ack_many_acks_what_is_still_held_and_names_the_rest(place):
     assert place.q.stats().delayed == 1
     place.after(ms=100)
     assert bodies(place.q) == [b"0"]
+
+
+@pytest.mark.parametrize("verb", ["ack", "reject"])
+def test_that_a_message_is_done_is_told_only_once_that_is_on_disk(place, verb):
+    """A client that got no answer repeats its call, and takes the refusal for success."""
+    place.q.put_many([b"a", b"b"])
+    first, second = (message.receipt for message in place.q.get_many(2))
+    port, outcome = place.q._port, MessageOutcome(verb)
+    port.settle([first], outcome, "os")
+    (delivery,) = port.queue_group.deliveries
+    log = delivery.journal.log
+    assert log.synced_end < log.written_end
+    with pytest.raises(LeaseLost):
+        port.settle([first], outcome, "fsync")
+    assert log.synced_end == log.written_end
+    port.settle([second], outcome, "os")
+    with pytest.raises(LeaseLost):
+        port.settle([second], outcome, "os")
+    assert log.synced_end < log.written_end
+
+
+def test_a_conflict_is_told_only_once_it_is_on_disk(place):
+    """The same for a state: the client compares it with what it sent."""
+    place.q.put(b"a")
+    message = place.q.get()
+    message.state.save({"step": 1}, durability="os")
+    (delivery,) = place.q._port.queue_group.deliveries
+    assert delivery.journal.log.synced_end < delivery.journal.log.written_end
+    message.state.version = 0
+    with pytest.raises(Conflict):
+        message.state.save({"step": 1}, durability="fsync")
+    assert delivery.journal.log.synced_end == delivery.journal.log.written_end
 
 
 # Leases

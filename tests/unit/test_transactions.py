@@ -144,14 +144,16 @@ def test_two_transactions_cannot_ack_the_same_message(place: Place, monkeypatch:
 
     def meanwhile(self: Any, name: str, state: Any, *, again: bool = False) -> Any:
         monkeypatch.setattr(FolderTransactions, "_finish", finish)
-        thread = threading.Thread(target=lambda: failed.append(pytest.raises(LeaseLost, commit, second)))
+        thread = threading.Thread(target=commit, args=(second,))
         thread.start()
         thread.join()
         return finish(self, name, state, again=again)
 
     def commit(transaction: Any) -> None:
         transaction.publish("invoices", b"second")
-        transaction.__exit__(None, None, None)
+        with pytest.raises(LeaseLost) as error:
+            transaction.__exit__(None, None, None)
+        failed.append(error)
 
     monkeypatch.setattr(FolderTransactions, "_finish", meanwhile)
     first.publish("invoices", b"first")

@@ -315,7 +315,7 @@ class Drafter:
     """Checks messages against a queue's settings and body type."""
 
     def __init__(self, bodies: Bodies, settings: TopicSettings) -> None:
-        self._encode = bodies.encode
+        self._encode, self._as_is = bodies.encode, bodies.plain
         self._ttl_ms = settings.ttl_ms or 0
         self._compacted = settings.cleanup != "delete"
         self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample
@@ -344,7 +344,7 @@ class Drafter:
         elif body is None and self._compacted and key is not None:
             value, flags = b"", flags | TOMBSTONE
         else:
-            value = self._encode(body)
+            value = body if self._as_is and type(body) is bytes else self._encode(body)
         headers: tuple[tuple[str, bytes], ...] = ()
         if given is not None:
             headers, text_headers = _headers(given)
@@ -421,9 +421,11 @@ def _headers(headers: object) -> tuple[tuple[tuple[str, bytes], ...], bool]:
         if isinstance(value, bytes):
             as_bytes.append(len(stored))
         stored.append((name, _text(value, f"the header {name!r}")))
+    if not as_bytes:
+        return tuple(stored), bool(stored)
     text = len(as_bytes) < len(stored)
-    if text and as_bytes:
-        stored.append((BYTES_HEADERS, b",".join(b"%d" % i for i in as_bytes)))
+    if text:
+        stored.append((BYTES_HEADERS, b",".join([b"%d" % i for i in as_bytes])))
     return tuple(stored), text
 
 

@@ -156,6 +156,18 @@ def follow_keys(delivery: Delivery, keyed: Keyed, events: Sequence[Event] = ()) 
         delivery.expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
 
 
+def next_due_ms(delivery: Delivery, now: Moment) -> int | None:
+    """Return in how many milliseconds something is due; None if nothing is."""
+    deadline, timer = delivery.group.deadlines.next_ms(), delivery.group.timers.next_ms()
+    keyed = delivery.supply.keyed
+    return soonest(
+        delivery.renewals.next_ms(),
+        None if deadline is None else max(deadline - now.mono_ms, 0),
+        None if timer is None else max(timer - now.wall_ms, 0),
+        None if keyed is None else keyed.next_ms(now.mono_ms),
+    )
+
+
 # Reading the log for one group.
 
 
@@ -180,7 +192,7 @@ class Supply:
     """Chooses and reads messages for one group, without leasing them. Callers hold the group's lock."""
 
     def __init__(self, log: Log, group: Group, settings: TopicSettings, name: str = DEFAULT_GROUP) -> None:
-        self._log = log
+        self._log, self._writer = log, log.writer
         self._group = group
         self._name = name.encode()
         self.keyed: Keyed | None = None  # set if messages are chosen by key
@@ -205,11 +217,11 @@ class Supply:
         """The fused form of `choose` for one message: (offset, cursor), or (-1, 0) if only `choose` can tell."""
         if self.keyed is not None or self._turns is not None:
             return -1, 0
-        return choose_one(self._group, self._log.end, self._aged(now_ms))
+        return choose_one(self._group, self._writer.readable_end, self._aged(now_ms))
 
     def record_or_none(self, offset: int) -> Record | None:
         """Read one message; None if there is none, or it cannot be read."""
-        end = self._log.end
+        end = self._writer.readable_end
         if not 0 <= offset < end:
             return None
         try:

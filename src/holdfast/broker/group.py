@@ -54,7 +54,7 @@ class QueueGroup:
         if self._keyed is None:
             self._keyed = KeyedGroup.of(self.settings, now_mono_ms=delivery.mono_ms(), new=delivery.group.session == 1)
         delivery.change(self.settings, self._keyed, paused=self.paused is not None)
-        delivery.partition.lines.append(self.waiters)
+        delivery.partition.join(self.waiters)
         self.deliveries.append(delivery)  # in place: the API objects share this list
         self.waiters.wake_all()  # messages already in the partition have woken nobody
 

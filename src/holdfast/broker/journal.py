@@ -377,7 +377,9 @@ class Journal(StateJournal[Group, GroupImage]):
         return journal, group
 
     def append(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
-        """Write the events as one batch; pass the result to `log.wait`."""
+        """Write the events as one batch; pass the result to `log.wait`. Without events, that waits for earlier ones."""
+        if not events:
+            return Appended(self.log.written_end, self.log.written_end, self.log.chosen(durability))
         if self.scratch.is_noting:
             self.store_notes()
         self.scratch.interrupt()

@@ -25,7 +25,7 @@ from holdfast.delivery.events import Buried, BuriedReady, Event, Receipt
 from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
 from holdfast.env.process import get_logger
-from holdfast.errors import LeaseLost
+from holdfast.errors import Conflict, LeaseLost
 from holdfast.later import hashlib, hmac
 from holdfast.model import Appended, Record
 from holdfast.storage.files import durable_replace, join, read_file, translated, with_space
@@ -67,7 +67,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
 
     events: Sequence[Event] = ()
     appended: Appended | None = None
-    refused: LeaseLost | None = None  # covers only some of the messages; the others were changed
+    refused: LeaseLost | Conflict | None = None  # covers only some of the messages; the others were changed
 
     @property
     def buried(self) -> bool:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.broker.folder.layout import message_id
-from holdfast.codec.columns import FLAGS, HEADERS, encode_head
-from holdfast.codec.frame import Frame
+from holdfast.codec.columns import FLAGS, HEADERS, PRIORITIES, encode_head
+from holdfast.codec.encode import Body, same_body
+from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.errors import UnknownTopic
 from holdfast.large import Value
-from holdfast.model import Appended, Batch, CodecName, Durability, Failure, HeaderPairs, Record
+from holdfast.model import Appended, Batch, CodecName, Durability, Failure, HeaderPairs, Producer, Record
 
 if TYPE_CHECKING:
     from holdfast.broker.delayed import Delayed
+    from holdfast.broker.partition import Partition
     from holdfast.storage import LogReader
     from holdfast.storage.log import Log
 
@@ -374,3 +376,32 @@ class RoundRobin:
             self._left = max(self._left - (end - first - 1), 0)
             yield partition, first, end
             first = end
+
+
+# Bulk writes: whole frames whose messages were checked and encoded elsewhere.
+
+
+class BulkFrame(msgspec.Struct, frozen=True):
+    """A frame from elsewhere: its header, its padded bytes, and its priorities if it has any."""
+
+    header: FrameHeader
+    stored: memoryview
+    priorities: bytes | None = None
+
+    @staticmethod
+    def of(frame: Frame, stored: memoryview) -> BulkFrame:
+        found = frame.columns().priorities() if frame.header.columns & PRIORITIES else None
+        return BulkFrame(frame.header, stored, None if found is None else bytes(found))
+
+    def body(self, now_ns: int) -> Body:
+        """The body to append; retention counts the messages' age from `now_ns`."""
+        return msgspec.structs.replace(same_body(self.header, self.stored), max_time_ns=now_ns)
+
+
+def append_frames(partition: Partition, frames: Sequence[BulkFrame], producer: Producer, now_ns: int) -> Appended:
+    """Append the frames as one batch, all or none; the messages are not visible before the log is synced."""
+    bodies = [frame.body(now_ns) for frame in frames]
+    if all(frame.priorities is None for frame in frames):
+        return partition.log.write_bodies(bodies, producer)
+    priorities = b"".join(frame.priorities or bytes(frame.header.count) for frame in frames)
+    return partition.telling_groups(lambda: partition.log.write_bodies(bodies, producer), priorities)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -42,9 +43,8 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.producers import KnownBatch, Sequences
 from holdfast.broker.tracing.log import PartitionTracer
 from holdfast.broker.waiters import Waiters
-from holdfast.codec.columns import PRIORITIES
-from holdfast.codec.encode import Body, same_body, single_head
-from holdfast.codec.frame import Frame, FrameHeader
+from holdfast.codec.encode import single_head
+from holdfast.delivery.group import LEVELS
 from holdfast.env import World
 from holdfast.env.process import asyncio, stand_back
 from holdfast.errors import Closed, CorruptData
@@ -75,6 +75,7 @@ _RELEASE_MOST_EVER: Final = 8_000
 _RELEASE_WORK_NS: Final = 40_000_000
 # If releases are this late, callers that publish delayed messages help to release those that are due.
 _HELP_FROM_MS: Final = 10
+_ALONE: Final = [bytes([level]) for level in range(LEVELS)]  # the priorities of a batch of one
 _SOON_MS: Final = 1_000  # a message due sooner may be due by the time it is written
 STREAM_PIN: Final = "stream:"  # prefix of the pins of groups in stream mode
 
@@ -106,7 +107,8 @@ class Partition:
         self.log.on_readable = self.wake
         self.log.done_before = self._done_before
         self.deliveries: list[Delivery] = []
-        self.lines: list[Waiters] = []  # waiting consumers, one line for each group
+        self.lines: tuple[Waiters, ...] = ()  # waiting consumers, one line for each group
+        self._lines_lock = threading.Lock()
         self.on_attention: Callable[[], None] = lambda: None
         self.on_new_part: Callable[[], None] = lambda: None  # called when `delayed/` is created
         self.on_pause: Callable[[], object] = self.release_late  # called at intervals during long work
@@ -198,9 +200,9 @@ class Partition:
         if due_at_ms:
             place = self._open_delayed().write_one(fields, head, columns, chosen, time_ns)
         elif priority:
-            place = self.telling_groups(
-                lambda: self.log.write_alone(value, chosen, head, columns, time_ns), bytes([priority])
-            )
+            # Not a lambda: it would slow down all uses of its variables here.
+            write = partial(self.log.write_alone, value, chosen, head, columns, time_ns)
+            place = self.telling_groups(write, _ALONE[priority])
         else:
             place = self.log.write_alone(value, chosen, head, columns, time_ns)
         if tracer is not None and place >= 0:
@@ -238,6 +240,19 @@ class Partition:
         if appended.durability != "fsync":  # otherwise the sync wakes them
             self.wake(appended.next_offset - appended.offset)
         return appended, known
+
+    def append_one(self, value: bytes, producer: Producer, chosen: Durability) -> int:
+        """Fused form of `append` for one plain value of a producer: its offset, or -1 if only that can write it.
+
+        That is so for what it has written before, and for what has to be synced or traced.
+        """
+        sequences = self.sequences
+        if sequences is None or chosen == "fsync" or self.tracer is not None or self.lost is not None:
+            return -1
+        offset = sequences.append_one(value, producer, chosen)
+        if offset >= 0:
+            self.wake()
+        return offset
 
     def wait(self, publication: Publication) -> None:
         """Wait until the messages are as durable as requested, then wake consumers."""
@@ -278,9 +293,19 @@ class Partition:
 
     def wake(self, messages: int = 1) -> None:
         """Wake consumers of each group for this many new messages."""
-        for line in reversed(self.lines):  # reversed, so that removing a line meanwhile skips no other
+        for line in self.lines:
             if line:
                 line.wake(messages)
+
+    def join(self, line: Waiters) -> None:
+        """Wake this line for new messages from now on."""
+        with self._lines_lock:
+            self.lines = (*self.lines, line)
+
+    def leave(self, line: Waiters) -> None:
+        """Stop waking this line."""
+        with self._lines_lock:
+            self.lines = tuple([each for each in self.lines if each is not line])
 
     def release(self) -> int:
         """Move the delayed messages that are due now into the log; returns how many.
@@ -556,14 +581,15 @@ class Partition:
         if self._urgent_lock.locked():
             stand_back(self._urgent_lock)
         with self._urgent_lock:
-            if len(self.deliveries) == 1:
-                lock = self.deliveries[0].lock
+            deliveries = self.deliveries
+            if len(deliveries) == 1:
+                lock = deliveries[0].lock
                 if lock.locked():
                     stand_back(lock)
                 with lock:
                     return self._write_and_tell(write, priorities)
             with ExitStack() as locks:
-                for delivery in self.deliveries:
+                for delivery in deliveries:
                     locks.enter_context(delivery.lock)
                 return self._write_and_tell(write, priorities)
 
@@ -571,9 +597,10 @@ class Partition:
         written = write()
         first = written.offset if isinstance(written, Appended) else written
         if first >= 0:
+            level = priorities[0] if len(priorities) == 1 else 0
             for delivery in self.deliveries:
-                if len(priorities) == 1 and priorities[0]:
-                    delivery.group.arrive_one(first, priorities[0])
+                if level:
+                    delivery.group.arrive_one(first, level)
                 else:
                     delivery.group.arrive(first, priorities)
         return written
@@ -667,32 +694,3 @@ class LostPartition(Partition):
 
     def _open_delayed(self) -> NoReturn:
         raise self.lost
-
-
-# Bulk writes: whole frames whose messages were checked and encoded elsewhere.
-
-
-class BulkFrame(msgspec.Struct, frozen=True):
-    """A frame from elsewhere: its header, its padded bytes, and its priorities if it has any."""
-
-    header: FrameHeader
-    stored: memoryview
-    priorities: bytes | None = None
-
-    @staticmethod
-    def of(frame: Frame, stored: memoryview) -> BulkFrame:
-        found = frame.columns().priorities() if frame.header.columns & PRIORITIES else None
-        return BulkFrame(frame.header, stored, None if found is None else bytes(found))
-
-    def body(self, now_ns: int) -> Body:
-        """The body to append; retention counts the messages' age from `now_ns`."""
-        return msgspec.structs.replace(same_body(self.header, self.stored), max_time_ns=now_ns)
-
-
-def append_frames(partition: Partition, frames: Sequence[BulkFrame], producer: Producer, now_ns: int) -> Appended:
-    """Append the frames as one batch, all or none; the messages are not visible before the log is synced."""
-    bodies = [frame.body(now_ns) for frame in frames]
-    if all(frame.priorities is None for frame in frames):
-        return partition.log.write_bodies(bodies, producer)
-    priorities = b"".join(frame.priorities or bytes(frame.header.count) for frame in frames)
-    return partition.telling_groups(lambda: partition.log.write_bodies(bodies, producer), priorities)

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.broker.folder.layout import check_name
 from holdfast.checksum import crc32c
+from holdfast.codec.encode import producer_field
 from holdfast.env import World
 from holdfast.env.disk import Disk
 from holdfast.env.process import get_logger
@@ -24,7 +25,7 @@ from holdfast.errors import (
     TailLost,
     UnknownFormat,
 )
-from holdfast.model import LogPosition, Producer
+from holdfast.model import Durability, LogPosition, Producer
 from holdfast.storage.files import durable_replace, join, open_error, read_file
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class Sequences:
     def __init__(self, world: World, folder: str, log: Log, *, idle_ms: int, most: int) -> None:
         self._world = world
         self._folder = folder
-        self._log = log
+        self._log, self._writer = log, log.writer
         self._idle_ms = idle_ms
         self._most = most
         self._entries: dict[int, ProducerEntry] = {}  # by id; the one that wrote last comes last
@@ -254,7 +255,8 @@ class Sequences:
         """
         if not 0 < producer.id < 2**64 or not 0 <= producer.epoch < _NUMBERS or not 0 < count <= _MOST_BEHIND:
             raise InvalidRequest(f"{count} messages of {producer} cannot be checked: the numbers are out of range")
-        self._settle()
+        if self._unsure_from is not None or self._writer.epoch != self._epoch:
+            self._catch_up()
         first = producer.first_sequence
         entry = self._entries.get(producer.id)
         if entry is None or producer.epoch > entry.epoch:
@@ -268,7 +270,7 @@ class Sequences:
             )
         elif first != entry.next_sequence:
             return _known(entry, producer, count)
-        self._unsure_from = self._log.written_end
+        self._unsure_from = self._writer.end
         return None
 
     def record(self, producer: Producer, count: int, offset: int) -> None:
@@ -276,13 +278,23 @@ class Sequences:
         self._note(producer, count, offset, self._world.clock.now_ns() // 1_000_000)
         self._unsure_from = None
 
+    def append_one(self, value: bytes, producer: Producer, chosen: Durability) -> int:
+        """Write and record one plain value; returns its offset, or -1 if it is known or only a batch can hold it."""
+        with self.lock:
+            if self.check(producer, 1) is not None:
+                return -1
+            offset = self._log.write_alone(value, chosen, producer=producer_field(producer))
+            if offset >= 0:
+                self.record(producer, 1, offset)
+            return offset
+
     def next_sequence(self, producer_id: int, since: int = 0) -> int:
         """The sequence of the producer's next message: the number of messages written so far, modulo 2**32.
 
         Messages from before the epoch `since` do not count, because its sequences started at 0 again.
         """
         with self.lock:
-            self._settle()
+            self._catch_up()
             entry = self._entries.get(producer_id)
             return 0 if entry is None or entry.epoch < since else entry.next_sequence
 
@@ -308,7 +320,7 @@ class Sequences:
         """Write a snapshot, and let the log be trimmed up to it."""
         with self._save_lock:
             with self.lock:
-                self._settle()
+                self._catch_up()
                 self._forget_idle()
                 position = LogPosition(self._log.epoch, self._log.written_end)
                 entries = {producer: entry.copy() for producer, entry in self._entries.items()}
@@ -362,10 +374,6 @@ class Sequences:
         except TailLost as lost:
             return lost.epoch_end
         return min(position.offset, self._log.written_end)
-
-    def _settle(self) -> None:
-        if self._unsure_from is not None or self._log.epoch != self._epoch:
-            self._catch_up()
 
     def _catch_up(self) -> None:
         """Read from the log what an interrupted write has stored, or what a truncation has left."""
@@ -513,13 +521,15 @@ class ProducerEntry:
             runs.append((first, count, offset))
         if len(runs) > most_runs:
             del runs[0]
-        # Because sequences wrap around, those too far back could be mistaken for new ones.
-        while (over := sum([run[1] for run in runs]) - most_behind) > 0:
-            oldest, oldest_count, oldest_offset = runs.pop(0)
-            if oldest_count > over:
-                runs.insert(0, ((oldest + over) % _NUMBERS, oldest_count - over, oldest_offset + over))
         self.next_sequence = (first + count) % _NUMBERS
-        self.written = min(self.written + count, most_behind)
+        self.written += count  # never less than what the runs have together
+        if self.written > most_behind:
+            self.written = most_behind
+            # Because sequences wrap around, those too far back could be mistaken for new ones.
+            while (over := sum([run[1] for run in runs]) - most_behind) > 0:
+                oldest, oldest_count, oldest_offset = runs.pop(0)
+                if oldest_count > over:
+                    runs.insert(0, ((oldest + over) % _NUMBERS, oldest_count - over, oldest_offset + over))
 
     def copy(self) -> ProducerEntry:
         """A copy, for a snapshot."""

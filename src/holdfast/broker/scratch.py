@@ -127,12 +127,14 @@ class Scratch:
     # What every note needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
         "__weakref__", "_ahead_ms", "_at", "_base", "_base_end", "_file", "_holder", "_lease_ms", "_log", "_now_ms",
-        "_now_word", "_run", "_session", "_steady", "_stop", "_unusable", "_used", "_words", "_world", "pending",
+        "_now_word", "_run", "_session", "_steady", "_stop", "_unusable", "_used", "_words", "_world", "_writer",
+        "pending",
     )  # fmt: skip
 
     def __init__(self, world: World, log: Log) -> None:
         self._world = world
         self._log = log
+        self._writer = log.writer
         self._file: File | None = None
         self._words: StateWords = ()  # type: ignore[assignment]
         self._run: Noted | None = None
@@ -154,7 +156,7 @@ class Scratch:
             or lease.holder != self._holder
             or lease.lease_ms != self._lease_ms
             or lease.session != self._session
-            or not (self._base <= offset < self._base_end and 0 <= more_ms < 4 and self._log.usable)
+            or not (self._base <= offset < self._base_end and 0 <= more_ms < 4 and self._writer.failure is None)
             or (at_ms != self._now_ms and not self._is_now(at_ms))
         ):
             return False
@@ -167,7 +169,7 @@ class Scratch:
         at = self._at
         if (
             at >= self._stop
-            or not (self._base <= offset < self._base_end and self._log.usable)
+            or not (self._base <= offset < self._base_end and self._writer.failure is None)
             or (at_ms != self._now_ms and not self._is_now(at_ms))
         ):
             return False

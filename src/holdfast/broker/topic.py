@@ -464,7 +464,7 @@ class Topic:
             closing.callback(delivery.partition.log.unpin, delivery.journal.log.folder)
             closing.callback(delivery.close)
             closing.callback(delivery.partition.unfollow, delivery)
-            closing.callback(delivery.partition.lines.remove, group.waiters)
+            closing.callback(delivery.partition.leave, group.waiters)
 
     def _finish_deletions(self) -> None:
         """Remove the groups marked as deleted, their notes last, so that a crash leaves them marked."""

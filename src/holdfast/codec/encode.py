@@ -169,8 +169,7 @@ def single_head(
         head += (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + key + PADDING[length & 7]
     if headers:
         columns |= HEADERS
-        names, values = zip(*headers)  # noqa: B905  pairs: they cannot differ in length
-        head += (_KNOWN_NAMES.get(names) or _names(names)) + _items(values)
+        head += _encoded_headers(headers)
     if level:
         columns |= PRIORITIES
         head += _BYTE_PADDED[level]
@@ -186,17 +185,28 @@ def single_head(
     return head if columns else b"", columns
 
 
+def _encoded_headers(headers: HeaderPairs) -> bytes:
+    if len(headers) == 2:
+        (first_name, first), (second_name, second) = headers
+        length = len(first) + len(second)
+        names = (first_name, second_name)
+        known, ends = _KNOWN_NAMES.get(names) or _names(names), _TWO_ENDS(0, len(first), length)
+        return b"".join((known, ends, first, second, PADDING[length & 7]))
+    if len(headers) == 1:
+        ((name, value),) = headers
+        length = len(value)
+        known, ends = (
+            _KNOWN_NAMES.get((name,)) or _names((name,)),
+            _PAIRS[length] if length < _SMALL else _PAIR(0, length),
+        )
+        return b"".join((known, ends, value, PADDING[length & 7]))
+    names, values = zip(*headers)  # noqa: B905  pairs: they cannot differ in length
+    return (_KNOWN_NAMES.get(names) or _names(names)) + _items(values)
+
+
 def _items(items: Sequence[bytes]) -> bytes:
     """Encode some items: their ends and their bytes, both padded."""
     count = len(items)
-    if count == 1:
-        (item,) = items
-        length = len(item)
-        return (_PAIRS[length] if length < _SMALL else _PAIR(0, length)) + item + PADDING[length & 7]
-    if count == 2:
-        first, second = items
-        length = len(first) + len(second)
-        return _TWO_ENDS(0, len(first), length) + first + second + PADDING[length & 7]
     packed = _ends(accumulate(map(len, items)), count)
     joined = b"".join(items)
     return packed + PADDING[len(packed) & 7] + joined + PADDING[len(joined) & 7]

@@ -15,11 +15,14 @@ from holdfast.delivery.where import seconds_of
 from holdfast.errors import BadSettings
 from holdfast.later import difflib, pattern
 from holdfast.settings import (
+    HIDDEN,
+    SECRETS,
     BrokerSettings,
     ConsumerSettings,
     LogSettings,
     ProducerSettings,
     ServerSettings,
+    StoreSettings,
     TopicSettings,
     field_types,
     wanted,
@@ -42,7 +45,8 @@ def value_of(named: KnobName, given: Any, *, from_text: bool = False) -> tuple[K
     for knob in named.knobs:
         with suppress(_NoValue):
             return knob, _read(knob, named, given, from_text=from_text)
-    raise BadSettings(f"{shown(given)} cannot be used: {_wanted(named)}")
+    said = HIDDEN if any(knob.is_secret for knob in named.knobs) else shown(given)
+    raise BadSettings(f"{said} cannot be used: {_wanted(named)}")
 
 
 def shown(value: Any) -> str:
@@ -148,7 +152,7 @@ def _range(knob: Knob) -> str:
     return wanted("", knob.kind, "-1 for none")
 
 
-SECTIONS: Final = ("broker", "server", "storage", "queue", "producer", "consumer", "dead_letters", "traces")
+SECTIONS: Final = ("broker", "server", "store", "storage", "queue", "producer", "consumer", "dead_letters", "traces")
 TOPICS: Final = "topics"
 
 # Where GoQueue and lockd use other names, their files and variables work here, too.
@@ -188,12 +192,13 @@ PATHS: Final = frozenset(
         "server.tokens_file",
         "server.audit_file",
         "server.lake",
+        *(f"store.{name}" for name in StoreSettings.__struct_fields__ if name.endswith("_file")),
     }
 )
 # Named by GoQueue but fixed here: this one value is accepted, any other cannot be followed.
 FIXED: Final = {("dead_letters", "suffix"): ".dlq"}
 
-Part: TypeAlias = Literal["place", "broker", "server", "producer", "consumer", "topic"]
+Part: TypeAlias = Literal["place", "broker", "server", "store", "producer", "consumer", "topic"]
 
 _PLACES: Final = {
     "dead_letters": ("dead_letters", "enabled"),
@@ -227,6 +232,11 @@ class Knob(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         return f"{self.section}.{self.name}"
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its value must not be shown."""
+        return self.field in SECRETS
 
 
 class KnobName(msgspec.Struct, frozen=True):
@@ -290,6 +300,7 @@ def _all() -> Iterator[Knob]:
     whole: dict[Part, type[msgspec.Struct]] = {
         "broker": BrokerSettings,
         "server": ServerSettings,
+        "store": StoreSettings,
         "topic": TopicSettings,
         "producer": ProducerSettings,
         "consumer": ConsumerSettings,

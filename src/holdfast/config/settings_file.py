@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.broker.folder.layout import check_topic_name
+from holdfast.broker.folder.layout import check_topic_name, is_store
 from holdfast.config import (
     ABSENT_SECTIONS,
     FIXED,
@@ -32,12 +32,20 @@ from holdfast.config import (
     variable,
 )
 from holdfast.env import World
+from holdfast.env.chain.engines import parse_place
+from holdfast.env.chain.keys import FILE_VARIABLE, use_file
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.later import difflib, pattern, tomllib
-from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, ServerSettings, TopicSettings
+from holdfast.settings import (
+    HIDDEN,
+    BrokerSettings,
+    ConsumerSettings,
+    ProducerSettings,
+    ServerSettings,
+    StoreSettings,
+    TopicSettings,
+)
 from holdfast.storage.files import read_file
-
-FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
 
 _PREFIX: Final = "HOLDFAST_"
 
@@ -52,9 +60,15 @@ def load_settings(text: str | None, environ: Mapping[str, str], *, path: str = "
 
 
 def read_settings(world: World, environ: Mapping[str, str], path: str | None = None) -> Effective:
-    """Return the settings from the file at `path`, or the one that HOLDFAST_CONFIG names, if any."""
+    """Return the settings from the file at `path`, or the one that HOLDFAST_CONFIG names, if any.
+
+    What the file says of stores holds for the whole process from then on.
+    """
     path = path or environ.get(FILE_VARIABLE) or None
-    return load_settings(None if path is None else _text_of(world, path), environ, path=path or "")
+    effective = load_settings(None if path is None else _text_of(world, path), environ, path=path or "")
+    if path is not None:
+        use_file(path, effective.store_of_file)
+    return effective
 
 
 def _text_of(world: World, path: str) -> str:
@@ -182,8 +196,8 @@ class _SettingsReading:
         self._values[knob.path] = _SetValue(knob, self._from_here(knob, read, where), where, said)
 
     def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:
-        """Resolve a path in a file against the folder of that file; one in a variable stays as it is."""
-        if knob.path not in PATHS or value is None or where.kind != "file":
+        """Resolve a path in a file against the folder of that file; a URL, or one in a variable, stays as it is."""
+        if knob.path not in PATHS or value is None or where.kind != "file" or is_store(value):
             return value
         return posixpath.normpath(posixpath.join(posixpath.dirname(self._path), value))
 
@@ -218,6 +232,7 @@ class _SettingsReading:
             "topic": self._whole("topic", TopicSettings, values),
         }
         server = self._whole("server", ServerSettings, values)
+        store = self._whole("store", StoreSettings, values)
         topics = {topic: values.get(f"{TOPICS}.{topic}", {}) for topic in self._topics}
         broker = BrokerSettings(**values.get("broker", {}), **parts, topics=topics)
         if "topic" not in self._mistaken:
@@ -230,6 +245,7 @@ class _SettingsReading:
         return Effective(
             broker=broker,
             server=server,
+            store=store,
             data_dir=values.get("place", {}).get("data_dir"),
             path=self._path if has_file else None,
             origins=origins,
@@ -310,6 +326,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
 
     broker: BrokerSettings
     server: ServerSettings = msgspec.field(default_factory=ServerSettings)
+    store: StoreSettings = msgspec.field(default_factory=StoreSettings)
     data_dir: str | None = None
     path: str | None = None
     origins: Mapping[str, Origin] = msgspec.field(default_factory=dict)
@@ -318,18 +335,29 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
         """Return the settings of a topic whose folder stores these (`kept`)."""
         return self.broker.of_topic(name, kept)
 
+    @property
+    def store_of_file(self) -> dict[str, str]:
+        """The settings of stores that are in the file; those of the environment are there for whoever needs them."""
+        return {
+            name: getattr(self.store, name)
+            for name in self.store.__struct_fields__
+            if self.origins.get(f"store.{name}", DEFAULT).kind == "file"
+        }
+
     def settings(self) -> Iterator[Setting]:
-        """Yield every setting except those of single topics, in the order of the sections."""
+        """Yield every setting except those of single topics, in the order of the sections; secrets are hidden."""
         parts = {
             "place": self,
             "broker": self.broker,
             "server": self.server,
+            "store": self.store,
             "topic": self.broker.topic,
             "producer": self.broker.producer,
             "consumer": self.broker.consumer,
         }
         for path, knob in KNOBS.items():
-            yield Setting(path, getattr(parts[knob.part], knob.field), self.origins.get(path, DEFAULT))
+            value = getattr(parts[knob.part], knob.field)
+            yield Setting(path, _without_secrets(knob, value), self.origins.get(path, DEFAULT))
 
     def topic_settings(self, name: str, kept: Mapping[str, Any] | None = None, place: str = "") -> Iterator[Setting]:
         """Yield the settings made for this topic alone, here or in its folder (`place`)."""
@@ -339,6 +367,16 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
                 yield Setting(field, value, self.origins.get(f"{TOPICS}.{name}.{field}", DEFAULT))
             elif field in (kept or {}):
                 yield Setting(field, value, Origin("folder", place))
+
+
+def _without_secrets(knob: Knob, value: Any) -> Any:
+    """Return a value for people: no keys, and no password of a place in a store."""
+    if knob.is_secret and value is not None:
+        return HIDDEN
+    if isinstance(value, str) and is_store(value):
+        with suppress(InvalidRequest):
+            return parse_place(value).shown
+    return value
 
 
 Path: TypeAlias = tuple[str, ...]

@@ -25,7 +25,7 @@ from holdfast.broker.waiters import Waiter
 from holdfast.codec.samples import SeriesKey
 from holdfast.delivery.events import DEFERRED, DROPPED, NO_SESSION, Command, Extend, Nack, Phase, Receipt, Reject, Save
 from holdfast.delivery.group import HolderState, Lease
-from holdfast.errors import Closed, DiskFailed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
+from holdfast.errors import Closed, Conflict, DiskFailed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.publisher import Publisher
 from holdfast.model import BodyKind, Durability, Pause, Retained
 from holdfast.settings import TopicSettings
@@ -238,8 +238,15 @@ class LocalGroup:
     def _save_state(
         self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
     ) -> Pending:
-        pending: Pending = taken.home.settle(Save(taken.receipt, version, content), durability)
-        return pending
+        return self.save(taken.home, Save(taken.receipt, version, content), durability)
+
+    def save(self, delivery: Delivery, command: Save, durability: Durability | None) -> Pending:
+        """Save the state of a message; waiting for it raises Conflict if it has another version."""
+        try:
+            return delivery.settle(command, durability)
+        except Conflict as error:  # it may tell of a call whose answer was lost: that must be on disk first
+            written = delivery.journal.append((), durability or self.settings.ack_durability)
+            return Pending(appended=written, refused=error)
 
     def _ack_all(self, taken: Sequence[Delivered], durability: Durability | None) -> list[tuple[Delivery, Pending]]:
         return [(delivery, delivery.ack_taken(own, durability)) for delivery, own in self._by_delivery(taken)]

@@ -151,13 +151,14 @@ class Publisher:
         topic, partitions, published = self.topic, self.partitions, self._published
         if self._settings is not topic.settings:
             self._look()
-        if topic.closed or (durability != "os" and (durability is not None or not self._never_waits)):
+        if topic.closed or not (self._never_waits if durability is None else durability == "os"):
             return None
         began_ns = 0 if published.value & _TIMED else self.mono_ns()
         if options is None and len(body) <= self._most_plain:
             number = 0 if chosen is None and len(partitions) == 1 else self.turn(chosen)
             partition, delayed_id, size = partitions[number], None, len(body)
-            offset: int | None = partition.log.write_one(body, self._now_ns(), False)
+            clock, write = self._now_ns, partition.log.write_one  # called as methods, they take longer
+            offset: int | None = write(body, clock(), False)
         else:
             written = self._write_now(body, NO_OPTIONS if options is None else options, chosen)
             if written is None:
@@ -166,7 +167,7 @@ class Publisher:
         if began_ns:
             self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         if delayed_id is None:
-            for line in [*partition.lines]:  # as in `Partition.wake`
+            for line in partition.lines:  # as in `Partition.wake`
                 if line.standing:
                     line.wake()
         if published.relay is None:
@@ -181,7 +182,8 @@ class Publisher:
         self, body: Any, options: MessageOptions, chosen: object
     ) -> tuple[int, Partition, int | None, int | None, int] | None:
         """Write a message for `put_now`; returns where it is, and its size. None if it may wait, or be read once."""
-        if self._most_single < 0 or (options[1] is not None and is_read_once(options[1])):
+        headers = options[1]
+        if self._most_single < 0 or (headers is not None and type(headers) is not dict and is_read_once(headers)):
             return None
         now_ns = self._now_ns()
         fields = self._drafter.fields(body, options, now_ns)
@@ -192,11 +194,8 @@ class Publisher:
         at = partition.publish_one(fields, "os", now_ns)
         if at < 0:
             return None
-        return (
-            (number, partition, None, at, len(fields[0]))
-            if due_at_ms
-            else (number, partition, at, None, len(fields[0]))
-        )
+        size = len(fields[0])
+        return (number, partition, None, at, size) if due_at_ms else (number, partition, at, None, size)
 
     def plain_since(self) -> int:
         """Return the monotonic time at which a plain put begins; 0 if plain bytes cannot take the fast path."""

@@ -72,7 +72,7 @@ class ServedGroupPort(AsyncLocalGroupPort):
         for run, proof in zip(runs, proven, strict=True):
             if proof is not None:
                 refused = proof[0].ack_leased(run.offsets, [proof[1]] * len(run.offsets)).refused
-                if refused is not None:  # their leases have ended since
+                if isinstance(refused, LeaseLost):  # their leases have ended since
                     gone = [run_receipt(run.token, proof[0].receipts.start, offset) for offset in refused.offsets]
                     refused.receipts = tuple(gone)
                     raise refused
@@ -201,7 +201,7 @@ class ServedGroup:
         """
         delivery, parsed = self.port.claim(receipt)
         content = None if value is None else document_content(value) if content is None else content
-        await delivery.wait_async(delivery.settle(Save(parsed, version, content), durability))
+        await delivery.wait_async(self.port.save(delivery, Save(parsed, version, content), durability))
         return State(value=value, version=0 if content is None else version + 1)
 
     def holds(self, delivery: PartitionDelivery, receipt: Receipt) -> bool:
@@ -558,6 +558,12 @@ def append_to(
     codec: CodecName | None,
 ) -> tuple[Appended, KnownBatch | None]:
     """Append a producer's messages. Returns the known batch if they were stored before."""
+    if len(messages) == 1 and publisher.all_plain(messages, codec):  # nearly all calls
+        chosen = partition.log.chosen(durability)
+        offset = partition.append_one(messages[0], producer, chosen)
+        if offset >= 0:
+            publisher.count(messages)
+            return Appended(offset, offset + 1, chosen), None
     batch = publisher.batch(messages, codec)
     appended, known = partition.append(batch, producer, durability=durability, codec=codec)
     if known is None:

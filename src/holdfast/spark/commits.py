@@ -25,8 +25,8 @@ import msgspec
 
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import STAGING
-from holdfast.broker.messages import DEDUP_ID, WRITTEN, Draft, mark
-from holdfast.broker.partition import BulkFrame, Partition, append_frames
+from holdfast.broker.messages import DEDUP_ID, WRITTEN, BulkFrame, Draft, append_frames, mark
+from holdfast.broker.partition import Partition
 from holdfast.broker.streams.queries import DONE, MANIFEST, staged_names
 from holdfast.broker.topic import Topic
 from holdfast.codec.columns import HEADERS

@@ -146,9 +146,12 @@ def most_plain_bytes(settings: LogSettings) -> int:
     return min(settings.max_message_bytes, LARGE_BYTES) if settings.codec == "none" else -1
 
 
+_KINDS: Final = (Kind.DATA, Kind.CONTROL, Kind.JOURNAL)
+
+
 def check_origin(kind: Kind, producer: Producer) -> None:
     """Raise InvalidRequest for a kind or producer that a frame cannot express."""
-    if kind not in (Kind.DATA, Kind.CONTROL, Kind.JOURNAL):
+    if kind not in _KINDS:
         raise InvalidRequest(f"kind={kind!r} cannot be appended; use Kind.DATA, Kind.CONTROL or Kind.JOURNAL")
     if producer is not NO_PRODUCER:
         fits = 0 <= producer.id < 2**64 and 0 <= producer.epoch < 2**32 and 0 <= producer.first_sequence < 2**32

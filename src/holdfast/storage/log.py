@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pyroaring import BitMap64
 
@@ -43,7 +43,7 @@ logger = get_logger(__name__)
 
 # Space that opening may use when the disk is full: enough to get to where something can be removed.
 _TO_OPEN_BYTES = 64 * 1024
-_DURABILITIES = frozenset(get_args(Durability))
+_DURABILITIES: dict[str, Durability] = {known: known for known in get_args(Durability)}
 
 
 class Log:
@@ -74,6 +74,7 @@ class Log:
         # Every message below this offset is handled, and kept only for replay; None if that is not known.
         self.done_before: Callable[[], int | None] = lambda: None
         self._writer = Writer(world, folder, settings, recovered, kind)
+        self.writer = self._writer  # for those who need its state with every message
         self._writer.on_segment = self._call_attention
         self._writer.on_readable = self._call_readable
         self._writer.on_synced = self._call_synced
@@ -179,9 +180,10 @@ class Log:
         """Return the durability that applies: the one asked for, or that of the settings. Raises InvalidRequest."""
         if asked is None:
             return self._default_durability
-        if not isinstance(asked, str) or asked not in _DURABILITIES:
+        known = _DURABILITIES.get(asked) if isinstance(asked, str) else None
+        if known is None:
             raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(get_args(Durability))}")
-        return cast("Durability", asked)
+        return known
 
     def segments(self) -> list[SegmentFacts]:
         """Return the segments, oldest first; the last one is active."""

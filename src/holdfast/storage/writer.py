@@ -80,7 +80,7 @@ class Writer:
     # What every append needs: a slot takes half the time of an entry in a dict.
     __slots__ = (
         "__dict__", "__weakref__", "_fast_until", "_held_from", "_log_prefix", "_ones", "_origin", "_short_prefix",
-        "_short_until", "_small", "_words", "active", "end", "epoch", "lock", "readable_end", "synced_end",
+        "_short_until", "_small", "_words", "active", "end", "epoch", "failure", "lock", "readable_end", "synced_end",
     )  # fmt: skip
 
     def __init__(
@@ -142,32 +142,34 @@ class Writer:
         `plain_parts`. `producer` is a `producer_field`. Fuses all steps; a property test compares it with `append`.
         """
         length = len(value)
-        if length >= self._small or head or producer:
+        if head or producer or length >= self._small:
             head = head or ONE_VALUE(0, length)
             body_bytes = len(head) + length
             body = head + value + PADDING[body_bytes & 7]
             crc, total = crc32c(body), HEADER_BYTES + len(body)
         else:
-            body, body_bytes, crc, total = b"", 0, 0, length + _MOST_AROUND
+            body, body_bytes, crc = b"", 0, 0
+            total = length + _MOST_AROUND
         if (lock := self.lock).locked():
             stand_back(lock)
         with lock:
             segment = self.active
             if segment is None or segment.position + total > self._fast_until:
                 segment = self._segment_for(total, now_ns)
-            position, offset = segment.position, self.end
+            position, offset, mapped = segment.position, self.end, segment.map
             if body:
-                stop, origin = position + total, origin_field(self.epoch, producer) if producer else self._origin
+                origin = origin_field(self.epoch, producer) if producer else self._origin
                 one = self._ones[columns] if count == 1 and position else self._constant(count, columns, position)
                 sizes = SIZES(body_bytes, body_bytes, one)
                 checked = LONG_HEADER(self._log_prefix, position, sizes, offset, now_ns, self.synced_end, origin, crc)
+                frame, stop = checked + CRC(crc32c(checked)) + body, position + total
             elif position < self._short_until:
                 pack = SHORT_PACKS[length] or short_pack(length)
                 checked = pack(self._short_prefix, position, length, self.epoch, offset, now_ns, value)
-                stop = position + len(checked) + 4  # the check
+                frame = checked + CRC(crc32c(checked))
+                stop = position + len(frame)
             else:
                 return self._append_long(value, segment, now_ns, hold=hold)
-            frame, mapped = checked + CRC(crc32c(checked)) + body, segment.map
             if mapped is not None and stop <= self._fast_until:
                 mapped[position:stop] = frame  # until the new end nothing is called, so no signal handler can run
                 segment.position = stop

@@ -26,6 +26,7 @@ from holdfast.env.chain.engines import (
     parse_place,
 )
 from holdfast.env.chain.format import BadObject, NewerObject
+from holdfast.env.chain.keys import makers_variables
 from holdfast.env.chain.ownership import (
     ChainFollower,
     OwnedElsewhere,
@@ -75,7 +76,7 @@ def cache_above(settings: BrokerSettings) -> str:
 
 def _identity(place: StorePlace) -> str:
     """Return what tells this store from all others: the URL, and what else says where it is."""
-    parts, known = urlsplit(place.url), environment()
+    parts, known = urlsplit(place.url), makers_variables(secrets=False)
     said = [f"{name}={known[name]}" for name in _ELSEWHERE.get(parts.scheme, ()) if known.get(name)]
     said += [f"{name}={value}" for name, value in parse_qsl(parts.query) if name not in _SECRETS]
     return " ".join([place.shown, *said])

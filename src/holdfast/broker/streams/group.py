@@ -223,7 +223,7 @@ class StreamGroup:
             wakeup = self._wakeups.get(place)
             if wakeup is None or wakeup.partition is not partition:
                 wakeup = self._wakeups[place] = PartitionWakeup(partition)
-                partition.lines.append(wakeup)
+                partition.join(wakeup)
             wakeup.follow(line)
             self._begin(topic, "earliest")
             return topic, partition, self.committed(topic, place[1]) or 0

@@ -18,7 +18,7 @@ from holdfast.cli.parsing import Section, argument, option
 from holdfast.config.settings_file import Effective
 from holdfast.env import real_world
 from holdfast.env.process import asyncio
-from holdfast.errors import BadSettings, InvalidRequest, NotFound
+from holdfast.errors import BadSettings, Conflict, InvalidRequest, NotFound
 from holdfast.model import count_of
 from holdfast.settings import ServerSettings
 
@@ -36,6 +36,7 @@ def init_command(
     lease: Annotated[
         str, option("--lease TIME", "How long the owner of a shard may be silent before another node takes over.")
     ] = "3s",
+    if_absent: Annotated[bool, option("--if-absent", "Succeed if there is such a cluster already.")] = False,
 ) -> int:
     """Create a cluster in a store. The number of shards cannot be changed later.
 
@@ -45,15 +46,29 @@ def init_command(
     Examples:
         holdfast cluster init s3://bucket/jobs --shards 16
         holdfast cluster init file:///srv/jobs --shards 4
+        holdfast cluster init s3://bucket/jobs --shards 16 --if-absent && holdfast serve --cluster s3://bucket/jobs
     """
     from holdfast.broker.folder.stored import shown_place
-    from holdfast.cluster.description import create_cluster
+    from holdfast.cluster.description import create_cluster, read_cluster
 
     lease_ms = round(parse_duration(lease, "--lease") * 1000)
     if not 500 <= lease_ms <= 300_000:
         raise InvalidRequest(f"--lease {lease} cannot be used: give 0.5s to 5m")
-    made = create_cluster(url, real_world(), shards=shards, lease_ms=lease_ms)
-    output.say(f"created a cluster of {count_of(made.shards, 'shard')} in {output.safe(shown_place(url))}")
+    shown = output.safe(shown_place(url))
+    try:
+        made = create_cluster(url, real_world(), shards=shards, lease_ms=lease_ms)
+    except Conflict:
+        if not if_absent:
+            raise
+        found = read_cluster(url)
+        if (found.shards, found.lease_ms) != (shards, lease_ms):
+            raise Conflict(
+                f"the cluster in {shown} has {count_of(found.shards, 'shard')} and a lease of "
+                f"{found.lease_ms / 1000:g}s, which cannot be changed: give these"
+            ) from None
+        output.say(f"there is a cluster of {count_of(found.shards, 'shard')} in {shown}")
+        return output.OK
+    output.say(f"created a cluster of {count_of(made.shards, 'shard')} in {shown}")
     return output.OK
 
 

@@ -17,9 +17,10 @@ from holdfast.cli.output import OK, note, print_each, print_json, ruled_table, s
 from holdfast.cli.parsing import Section, argument, option
 from holdfast.cli.places import PLACE
 from holdfast.client.opening import is_address, parse_address
-from holdfast.config.settings_file import FILE_VARIABLE, Effective, Origin, Setting, read_settings
+from holdfast.config.settings_file import Effective, Origin, Setting, read_settings
 from holdfast.delivery.where import seconds_of
 from holdfast.env import World, real_world
+from holdfast.env.chain.keys import FILE_VARIABLE
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
 from holdfast.later import pattern

@@ -298,7 +298,11 @@ def cannot_open(place: StorePlace, error: Exception) -> str:
 def store_advice(place: StorePlace) -> str:
     """Return what to look at if a store does not answer as it should."""
     needed = _KEYS.get(place.url.partition("://")[0])
-    return "" if needed is None else f". Check that the environment has what it needs: {needed}"
+    return (
+        ""
+        if needed is None
+        else f". Check that [store] in the settings file, or the environment, has what it needs: {needed}"
+    )
 
 
 def _memory(place: StorePlace) -> tuple[Store, str]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from holdfast.env.chain.engines import StoreRefused, StoreUnreachable
-from holdfast.env.process import environment
+from holdfast.env.chain.keys import makers_variables, secret_of, store_options, store_settings
+from holdfast.settings import HIDDEN
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -37,21 +39,24 @@ _ENDPOINTS: Final = (
 
 
 class ObjectStoreEngine:
-    """A bucket or container. Its settings come from the environment, as the makers of each store name them."""
+    """A bucket or container, opened as our own settings say, and else as its maker's variables do."""
 
     def __init__(self, url: str, name: str) -> None:
         import obstore.store
 
         self.name = name
-        options: dict[str, Any] = {}
+        given = store_options(urlsplit(url).scheme)
+        client = given.client
         if any(endpoint.startswith("http://") for endpoint in _endpoints()):
-            options["allow_http"] = True  # whoever names such an endpoint means it
+            client["allow_http"] = True  # whoever names such an endpoint means it
 
         def opened(timeout_s: int) -> ObjectStore:
             return obstore.store.from_url(  # type: ignore[call-overload,no-any-return,unused-ignore]
                 url,
-                client_options={"timeout": f"{timeout_s}s", **options},
+                config=given.options,
+                client_options={"timeout": f"{timeout_s}s", **client},
                 retry_config=_NO_RETRIES,
+                **({} if given.credentials is None else {"credential_provider": given.credentials}),
             )
 
         try:
@@ -144,7 +149,8 @@ def _is_bulk(key: str) -> bool:
 
 def _endpoints() -> list[str]:
     """Return the endpoints that the environment names. The library panics at a bad one, and does not say which."""
-    found = {name: environment().get(name, "") for name in _ENDPOINTS}
+    known = makers_variables(secrets=False)
+    found = {name: known.get(name, "") for name in _ENDPOINTS}
     for name, endpoint in found.items():
         try:
             parts = urlsplit(endpoint)
@@ -191,22 +197,74 @@ def _first_line(error: BaseException) -> str:
 _TABLE: Final = "holdfast_objects"
 _PAGE: Final = 10_000
 _MARGIN_S: Final = 1  # the server's own limit comes first, if it works
-_CONNECTIONS: Final = 16  # others wait for their turn: a server has a hundred for everyone
+_CONNECTIONS: Final = 16  # of a process, whatever it opens there: a server has a hundred for everyone
+_BULK_CONNECTIONS: Final = 4  # of those, for what takes long: nobody who shows that he lives may wait for that
+
+
+class _Connections:
+    """The connections of this process to one database: as many as there are calls at once, kept for the next.
+
+    All stores in that database share them, such as the shards of a cluster.
+    """
+
+    def __init__(self) -> None:
+        self.turns = threading.BoundedSemaphore(_CONNECTIONS)
+        self.bulk_turns = threading.BoundedSemaphore(_BULK_CONNECTIONS)
+        self.users = 0
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+
+    def take(self) -> Any:
+        """Return one that nobody uses, or None."""
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def give_back(self, connection: Any) -> None:
+        with self._lock:
+            if self.users:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def leave(self) -> None:
+        """One store fewer uses them; after the last one they are closed."""
+        with self._lock:
+            self.users -= 1
+            idle: list[Any] = []
+            if not self.users:
+                idle, self._idle = self._idle, idle
+        for connection in idle:
+            connection.close()
+
+
+_shared: Final[dict[tuple[int, str], _Connections]] = {}  # by process, since a child must not use its parent's, and URL
+_sharing: Final = threading.Lock()
+
+
+def _connections(url: str) -> _Connections:
+    with _sharing:
+        found = _shared.setdefault((os.getpid(), url), _Connections())
+        found.users += 1
+        return found
 
 
 class PostgresStore:
-    """One row for each object. As many connections as there are calls at once; they are kept for the next."""
+    """One row for each object."""
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         self._url = url
-        self._lock = threading.Lock()
-        self._turns = threading.BoundedSemaphore(_CONNECTIONS)
-        self._idle: list[Any] = []
-        with self._connection() as connection:
-            connection.execute(
-                f'CREATE TABLE IF NOT EXISTS {_TABLE} (key text COLLATE "C" PRIMARY KEY, content bytea NOT NULL)'
-            )
+        self._password: str | None = None
+        self._shared = _connections(url)
+        self._is_closed = False
+        try:
+            with self._connection() as connection:
+                connection.execute(
+                    f'CREATE TABLE IF NOT EXISTS {_TABLE} (key text COLLATE "C" PRIMARY KEY, content bytea NOT NULL)'
+                )
+        except BaseException:
+            self.close()
+            raise
 
     def create(self, key: str, content: bytes) -> bool:
         with self._connection(key) as connection:
@@ -261,10 +319,9 @@ class PostgresStore:
             connection.execute(f"DELETE FROM {_TABLE} WHERE key = %s", (key,))
 
     def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._shared.leave()
 
     @contextmanager
     def _connection(self, key: str = "") -> Iterator[Connection[Any]]:
@@ -275,11 +332,13 @@ class PostgresStore:
         """
         import psycopg
 
-        limit_s = _BULK_TIMEOUT_S if _is_bulk(key) else _TIMEOUT_S
-        with self._turns, ExitStack() as closing:
+        is_bulk = _is_bulk(key)
+        limit_s = _BULK_TIMEOUT_S if is_bulk else _TIMEOUT_S
+        with self._shared.bulk_turns if is_bulk else nullcontext(), self._shared.turns, ExitStack() as closing:
             try:
-                connection = self._idle_one() or _bounded_connection().connect(
+                connection = self._shared.take() or _bounded_connection().connect(
                     self._url,
+                    **self._keys(),
                     autocommit=True,
                     connect_timeout=_TIMEOUT_S,
                     options=f"-c statement_timeout={_TIMEOUT_S}s -c synchronous_commit=on",
@@ -298,18 +357,25 @@ class PostgresStore:
             except psycopg.Error as error:
                 raise StoreRefused(f"{self.name}: {self._said(error)}") from None
             closing.pop_all()
-            with self._lock:
-                self._idle.append(connection)
+            self._shared.give_back(connection)
+
+    def _keys(self) -> dict[str, Any]:
+        """Return what our settings add for a new connection; what the URL says wins."""
+        parts, settings = urlsplit(self._url), store_settings()
+        found: dict[str, Any] = {}
+        if not parts.password and "password" not in dict(parse_qsl(parts.query)):
+            self._password = secret_of(settings, "postgres_password")
+            found["password"] = self._password
+        if settings.ca_file is not None and "sslrootcert" not in dict(parse_qsl(parts.query)):
+            found["sslrootcert"] = settings.ca_file
+        return {name: value for name, value in found.items() if value is not None}
 
     def _said(self, error: Exception) -> str:
         """Return what went wrong, without the password, which is part of some messages about a bad URL."""
-        password = urlsplit(self._url).password
         said = _first_line(error)
-        return said.replace(password, "***") if password else said
-
-    def _idle_one(self) -> Any:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        for password in (urlsplit(self._url).password, self._password):
+            said = said.replace(password, HIDDEN) if password else said
+        return said
 
 
 @cache

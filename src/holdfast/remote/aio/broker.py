@@ -44,6 +44,7 @@ from holdfast.errors import (
     LockHeld,
     NotAQueue,
     NotFound,
+    Unavailable,
     UnknownGroup,
     UnknownTopic,
 )
@@ -480,12 +481,16 @@ class AsyncRemoteLocksPort:
         ask = Ask(method="PUT", path=path, body=b'{"value":%b}' % content, media=JSON, answers=Document)
         try:
             document: Document = await self._calls.call(ask)
-        except Conflict as error:
-            if not getattr(error, "repeated", False) or version is None:
+        except (Conflict, LeaseLost) as error:
+            if not getattr(error, "repeated", False):
                 raise
-            found = await self.document(name)  # the attempt before, whose answer was lost, may have done it
-            if found is None or found.version != version + 1 or found.value != msgspec.json.decode(content):
-                raise error from None
+            # The attempt before, whose answer was lost, may have done it; and others may have written since.
+            found = await self.document(name)
+            if found is None or found.version <= (version or 0) or found.value != msgspec.json.decode(content):
+                raise Unavailable(
+                    f"whether document {name} was written is not known: the connection broke before the server said "
+                    "so, and now it has another value. Get it again, then decide"
+                ) from error
             document = found
         return document
 

@@ -31,6 +31,7 @@ from holdfast.protocol.media import (
     check_batch,
     check_values,
     decode,
+    decoder,
     encoder,
 )
 from holdfast.protocol.messages import (
@@ -602,9 +603,18 @@ def _prepare_append(service: Service, head: KnownHead) -> Prepared | None:
     producer_id, epoch = _number(query.producer), query.epoch
     form, mono_ns = _Form(head.takes, service.settings.max_batch_messages, []), service.world.clock.monotonic_ns
     job = Job()  # which nobody gives up: it is done in one step
+    decode_batch = decoder(head.takes, Batch)
 
     def decode(content: bytes) -> Drafts | None:
-        return None if len(content) > SMALL_BYTES else _read(job, form, [content])
+        if len(content) > SMALL_BYTES:
+            return None
+        try:
+            batch: Batch = decode_batch(content)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _read(job, form, [content])  # which says what is wrong
+        if len(batch.bodies) == 1 and not batch.messages:  # nearly all calls
+            return batch.bodies
+        return _read(job, form, [content])
 
     def answer(caller: Principal, messages: Drafts | None, sequence: int | None) -> bytes | DeferredAnswer | None:
         if messages is None or sequence is None or sequence > _MOST_SEQUENCE:

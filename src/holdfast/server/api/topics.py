@@ -332,12 +332,12 @@ def listening(*partitions: Partition) -> Iterator[Waiters]:
     """Waiters that arrivals in the partitions wake, in addition to the consumers."""
     line = Waiters()
     for partition in partitions:
-        partition.lines.append(line)
+        partition.join(line)
     try:
         yield line
     finally:
         for partition in partitions:
-            partition.lines.remove(line)
+            partition.leave(line)
 
 
 def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:

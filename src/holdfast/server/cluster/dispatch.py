@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -23,7 +24,7 @@ from holdfast.broker.folder.layout import parse_lease
 from holdfast.broker.producers import ProducerId
 from holdfast.cluster.placement import shard_of_key, shard_of_topic
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
-from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, decode, encode, error_of, fault_of
+from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, Fault, decode, encode, error_of, fault_of
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
 from holdfast.server.cluster.across import AcrossShards
@@ -117,7 +118,10 @@ class Dispatcher:
             raise
         except Exception:
             logger.exception("call failed", extra={"path": request.path})
-            return self.fault(request, HoldfastError("this node failed to handle the call; its log says why"))
+            fault = Fault(
+                code="internal", message="this node failed to handle the call; its log says why", retryable=False
+            )
+            return Response(500, encode(ErrorAnswer(error=fault), JSON), JSON)
 
     def answer_known(
         self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
@@ -202,7 +206,7 @@ class Dispatcher:
         if is_passed:
             if not hmac.compare_digest(request.headers[NODE].encode("utf-8", "replace"), self._secret):
                 raise Forbidden(f"the header {NODE} is for the nodes of this cluster: leave it out")
-            shard = int(request.headers.get(SHARD, "-1"))
+            shard = _shard_in(request.headers.get(SHARD, "-1"))
             read_caller(request)
             if request.path.startswith(_INSIDE):
                 return await self.node.answer(request, shard)
@@ -367,11 +371,16 @@ class Dispatcher:
         if "sec-fetch-site" in request.headers:
             check_fetch(request, page=False)
         if route.action != "open":
-            principal = self.node.shared.access.principal(request)
-            if request.in_reserve and (not principal.may("admin") or "too_many_waiters" in route.errors):
-                raise no_room()  # those connections are for health checks and admins
-            if route.named is not None or route.scope == "any":
-                check_right(principal, route, path)
+            try:
+                principal = self.node.shared.access.principal(request)
+                if request.in_reserve and (not principal.may("admin") or "too_many_waiters" in route.errors):
+                    raise no_room()  # those connections are for health checks and admins
+                if route.named is not None or route.scope == "any":
+                    check_right(principal, route, path)
+            except (Forbidden, Unauthenticated):
+                if not route.act or request.in_reserve:
+                    raise
+                # The owner refuses it, too, and writes that to the audit log.
 
     # All shards
 
@@ -506,6 +515,13 @@ async def adopt(served: ServedShard, body: bytes) -> None:
     """Make a producer known in a shard."""
     name, producer = msgspec.msgpack.decode(body, type=tuple[str, ProducerId])
     await asyncio.to_thread(lambda: served.engine.producers().adopt(name, producer))
+
+
+def _shard_in(text: str) -> int:
+    """The number of a shard as another node sent it."""
+    if not re.fullmatch(r"-1|[0-9]{1,4}", text):
+        raise InvalidRequest(f"{text!r:.80} is not the number of a shard")
+    return int(text)
 
 
 def _moved() -> Response:

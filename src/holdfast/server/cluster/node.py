@@ -28,7 +28,7 @@ from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, open_store, parse_place
 from holdfast.env.chain.ownership import process_text
-from holdfast.errors import BadSettings, HoldfastError
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.server.callers import Access, check_listening, tls_context
 from holdfast.server.cluster.across import has_schedule
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
@@ -158,6 +158,12 @@ class ClusterNode:
     async def answer(self, request: Request, shard: int) -> Response:
         """What other nodes ask this one. They have proved that they belong to the cluster."""
         body = await request.read(self.settings.max_request_bytes, 1)
+        try:
+            return await self._answer(request, shard, body)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f"the body cannot be read: {error}") from None
+
+    async def _answer(self, request: Request, shard: int, body: bytes) -> Response:
         match request.path.removeprefix("/v1/cluster/"):
             case "node":
                 return Response(200, msgspec.json.encode(self._record()), "application/json")
@@ -299,6 +305,8 @@ class ClusterNode:
         staying = {name for name, record in live.items() if not record.leaving}
         if not self.leaving:
             staying.add(self.me)
+        if not 0 <= shard < len(self.slots):
+            return False
         slot = self.slots[shard]
         if node not in staying or ranked(shard, staying)[0] != node or slot.serving is None:
             return False

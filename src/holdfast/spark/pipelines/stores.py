@@ -28,8 +28,8 @@ import msgspec
 
 from holdfast.env import real_world
 from holdfast.env.chain.engines import parse_place, store_advice
+from holdfast.env.chain.keys import makers_variables
 from holdfast.env.disk import LakeDisk
-from holdfast.env.process import environment
 from holdfast.errors import BadSettings, CorruptData, DiskFailed, InvalidRequest
 from holdfast.spark.pipelines import f
 from holdfast.spark.pipelines.parquet import NULL_FOLDER, rows_of_file, statistics
@@ -78,9 +78,9 @@ _told: Final[dict[str, str]] = {}
 
 
 def store_options(url: str) -> dict[str, str]:
-    """The settings and keys of a store, from the environment, as the makers of each store name them."""
+    """The settings and keys of a store, by the names that their makers give them."""
     begin = _SETTINGS[url.partition("://")[0]]
-    found = {name: value for name, value in environment().items() if name.startswith(begin) and value}
+    found = {name: value for name, value in makers_variables(secrets=True).items() if name.startswith(begin) and value}
     if any(_ENDPOINT.fullmatch(name) and value.startswith("http://") for name, value in found.items()):
         found["allow_http"] = "true"  # whoever names such an endpoint means it
     return _told | found
