@@ -10,12 +10,12 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 356,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters and more
+    "modules": 362,  # goal: 280, reached before backups, tiers, task frameworks, schedules, lakes, clusters and more
     "face_classes": 36,  # goal: 28, half of them generated; before transactions, with their documents and their list
     "priority": 19,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
     "equal_pairs": 5,
     "equal_face_pairs": 0,
-    "shape_pairs": 181,  # goal: 150, which was reached before backups, schedules and clusters; most are plain tables
+    "shape_pairs": 194,  # goal: 150, which was reached before backups, schedules and clusters; most are plain tables
     "private_names": 0,
     "private_exceptions": 9,  # goal: at most 24, each of which says why
     "class_names": 29,  # goal: 25

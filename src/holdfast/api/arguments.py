@@ -178,8 +178,10 @@ def check_durability(durability: object) -> None:
         raise InvalidRequest(f"durability={durability!r} is not known; use one of {', '.join(get_args(Durability))}")
 
 
-def durability_of(acks: object, durability: Durability | None) -> Durability:
+def durability_of(acks: object, durability: Durability | None) -> Durability | None:
     """The durability that `acks` asks for: another name for it, so only one of the two can be given."""
+    if acks is None:
+        return durability
     if durability is not None:
         raise InvalidRequest(f"acks={acks!r} and durability={durability!r} say the same: give one of them")
     if not (isinstance(acks, str) and acks in DURABILITY_OF_ACKS):

@@ -290,8 +290,7 @@ class AsyncBroker(AsyncBrokerParts):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        if acks is not None:
-            durability = durability_of(acks, durability)
+        durability = durability_of(acks, durability)
         return await self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     async def publish_stream(

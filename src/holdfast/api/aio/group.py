@@ -594,9 +594,7 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        if acks is not None:
-            durability = durability_of(acks, durability)
-        return await self._port.put(messages, durability, codec)
+        return await self._port.put(messages, durability_of(acks, durability), codec)
 
     async def put_stream(
         self, stream: AsyncStream, *, size_hint: int | None = None, durability: Durability | None = None,

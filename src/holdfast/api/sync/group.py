@@ -595,9 +595,7 @@ class Queue(Group[Body], Generic[Body]):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        if acks is not None:
-            durability = durability_of(acks, durability)
-        return self._port.put(messages, durability, codec)
+        return self._port.put(messages, durability_of(acks, durability), codec)
 
     def put_stream(
         self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None,

@@ -253,7 +253,7 @@ def put_command(
         raise InvalidRequest("--delay and --due both say when; give one of them")
     intake = PutInput(defaults, now_ms, lines=lines, jsonl=jsonl)
     name = opening.chosen_topic(folder, topic, create=not no_create)
-    durability = durability if acks is None else durability_of(acks, durability)
+    durability = durability_of(acks, durability)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     putting.run(folder, _batches(intake.items(*given)), wait, create=not no_create)
     return OK

@@ -72,8 +72,9 @@ class AcrossShards:
         while shard < self._shards and left > 0:
             wanted = str(left) if limit.isdigit() else limit
             page, count = await ask(shard, {**query, "limit": wanted, "after": inner})
-            for name in ("queues", "not_queues", "left"):
-                setattr(found, name, [*getattr(found, name), *getattr(page, name)])
+            found.queues = [*found.queues, *page.queues]
+            found.not_queues = [*found.not_queues, *page.not_queues]
+            found.left = [*found.left, *page.left]
             found.scanned += page.scanned
             found.scanned_in_all += page.scanned_in_all
             found.left_out += page.left_out

@@ -503,16 +503,7 @@ class PassedHead(KnownHead):
     """A head of requests that are passed on, and what is sent in its place."""
 
     def __init__(self, request: Request, route: Route, variables: dict[str, str], secret: str, shard: int) -> None:
-        self.service = None
-        self._text = request.query
-        self.method = request.method
-        self.path = request.path
-        self.headers = request.headers
-        self.route = route
-        self.variables = variables
-        self.query = None
-        self.topic = variables["queue"] if "queue" in variables else variables["topic"]
-        self.prepared = None
+        super().__init__(None, request, route, variables, None, "")
         self.shard = shard
         target = target_of(request)
         self._target = target.rpartition(b"&sequence=")[0] if b"&sequence=" in target else target
