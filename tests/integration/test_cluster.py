@@ -356,7 +356,7 @@ def test_a_search_goes_through_all_shards_page_by_page(quiet: Cluster):
             broker.queue(name).put_many([b"needle %d" % number for number in range(3)])
         found, after = [], ""
         while True:
-            page = quiet.nodes[0].get("/v1/search", query={"q": "needle", "limit": 4, "after": after})
+            page = quiet.nodes[0].get("/v1/search", query={"q": "needle queue=haystack", "limit": 4, "after": after})
             assert page.status == 200, page
             assert len(page.body["messages"]) <= 4
             found += [(each["topic"], each["offset"]) for each in page.body["messages"]]
@@ -365,7 +365,7 @@ def test_a_search_goes_through_all_shards_page_by_page(quiet: Cluster):
                 break
             assert page.body.get("left") or page.body.get("queues")
         assert sorted(found) == sorted((name, offset) for name in names for offset in range(3))
-        wrong = quiet.nodes[0].get("/v1/search", query={"q": "needle", "after": "99999.x"})
+        wrong = quiet.nodes[0].get("/v1/search", query={"q": "needle queue=haystack", "after": "99999.x"})
         assert (wrong.status, wrong.code) == (400, "invalid_request"), wrong
 
 
@@ -458,7 +458,7 @@ def test_the_console_shows_the_queues_of_all_shards(quiet: Cluster):
         assert "needle-in-page" in page(node, f"/ui/queues/{names[0]}")
         assert "paged" in page(node, "/ui/schedules?schedule=paged")
         assert "paged-lock" in page(node, "/ui/locks")
-        found = page(node, "/ui/search?q=needle-in-page")
+        found = page(node, "/ui/search?q=needle-in-page+queue%3Dshown")
         assert all(f"/ui/queues/{name}/messages/" in found for name in names)
         assert quiet.place in page(node, "/ui/health")
         page(node, "/ui/workers")
@@ -547,10 +547,14 @@ def test_who_calls_goes_along_to_the_owner(tmp_path):
         )  # fmt: skip
         made[name] = json.loads(said.stdout)["token"]
     with cluster(tmp_path, "--tokens", str(tokens), nodes=2, shards=4) as two:
-        until(lambda: two.nodes[0].get("/v1/cluster", token=made["all"]).status == 200, "the node answers")
-        owners = {
-            each["shard"]: each["node"] for each in two.nodes[0].get("/v1/cluster", token=made["all"]).body["shards"]
-        }
+
+        def owners_of() -> dict[int, str]:
+            answer = two.nodes[0].get("/v1/cluster", token=made["all"])
+            told = answer.body["shards"] if answer.status == 200 else []
+            return {each["shard"]: each.get("node", "") for each in told}
+
+        until(lambda: {node.name for node in two.nodes} <= set(owners_of().values()), "each node owns shards")
+        owners = owners_of()
         other = next(shard for shard, name in owners.items() if name == two.nodes[1].name)
         mine, yours = (
             next(f"{start}{n}" for n in range(1000) if shard_of_topic(f"{start}{n}", 4) == other)
