@@ -15,6 +15,7 @@ import holdfast
 from holdfast.broker.check import check_folder
 from holdfast.broker.inspect.status import replayed_group
 from holdfast.broker.scratch import scratch_words
+from holdfast.cli.main import main
 from holdfast.env import real_world
 
 ARCHIVE = Path(__file__).parent / "notes-v1.tar.gz"
@@ -46,3 +47,15 @@ def test_the_notes_count_when_the_folder_is_opened_and_are_erased(data: Path):
         assert [step.step for step in queue.history("data-0-9")] == ["published", "leased", "acked"]
     with holdfast.open(data) as queue:
         assert queue.stats().floor == 8
+
+
+def test_a_repair_leaves_the_notes_alone(data: Path):
+    (data / "topics/data/0/log" / "index.tmp").write_bytes(b"left behind")
+    before = scratch_words(real_world(), journal(data))
+    with pytest.raises(SystemExit) as ended:
+        main(["repair", str(data), "--yes"])
+    assert ended.value.code == 0
+    assert scratch_words(real_world(), journal(data)) == before
+    with holdfast.open(data) as queue:
+        assert queue.stats().floor == 8
+        assert [step.step for step in queue.history("data-0-9")] == ["published", "leased", "acked"]

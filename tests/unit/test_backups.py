@@ -574,3 +574,16 @@ def test_a_number_that_was_cleaned_up_is_told(tmp_path, monkeypatch):
         holdfast.restore(url, tmp_path / "restored", at=2)
     holdfast.restore(url, tmp_path / "restored")
     assert len(bodies(tmp_path / "restored")) == 2
+
+
+def test_acks_that_are_only_noted_beside_the_journal_are_in_a_backup(place, tmp_path):
+    with holdfast.open(tmp_path / "jobs", durability="os") as queue:
+        for i in range(40):
+            queue.put(b"%03d" % i)
+        for i in range(20):
+            queue.get().ack()  # words in a file beside the journal, until something stores them as events
+            if i % 5 == 4:
+                holdfast.backup(tmp_path / "jobs", place)
+    for number in range(1, 5):
+        holdfast.restore(place, tmp_path / f"restored-{number}", at=number)
+        assert bodies(tmp_path / f"restored-{number}") == [b"%03d" % i for i in range(5 * number, 40)]

@@ -148,8 +148,7 @@ class Writer:
             body = head + value + PADDING[body_bytes & 7]
             crc, total = crc32c(body), HEADER_BYTES + len(body)
         else:
-            body, body_bytes, crc = b"", 0, 0
-            total = length + _MOST_AROUND
+            body, body_bytes, crc, total = b"", 0, 0, length + _MOST_AROUND
         if (lock := self.lock).locked():
             stand_back(lock)
         with lock:
