@@ -64,7 +64,3 @@ def test_a_server_takes_it_from_clients_and_as_a_query(tmp_path: Path):
         assert (both.status, both.code) == (400, "invalid_request")
         wrong = server.request("POST", "/v1/queues/jobs/enqueue", b"x", query={"acks": "quorum"})
         assert (wrong.status, wrong.code) == (400, "invalid_request")
-        begun = server.post("/v1/producers", {}).body
-        query = {"producer": begun["id"], "sequence": 0, "acks": "leader"}
-        append = server.post("/v1/topics/jobs/partitions/0/append", {"bodies": ["eA=="]}, query=query)
-        assert append.body["durability"] == "os"

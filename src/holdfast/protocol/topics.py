@@ -19,7 +19,6 @@ from holdfast.broker.tracing import TraceStep
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.protocol.messages import (
     MOST_MESSAGES,
-    Acks,
     Codec,
     Durability,
     Instant,
@@ -34,7 +33,6 @@ from holdfast.protocol.messages import (
     Settings,
     Wait,
     Wire,
-    durability_asked,
 )
 
 # Groups on the wire: members of a stream that live elsewhere, what they poll and commit, where groups stand.
@@ -304,10 +302,6 @@ class AppendQuery(Wire, kw_only=True):
     epoch: Epoch = 0
     durability: Durability | None = None
     codec: Codec | None = None
-    acks: Acks | None = None
-
-    def __post_init__(self) -> None:
-        self.durability = durability_asked(self.acks, self.durability)
 
 
 class Written(ServerValue, kw_only=True):

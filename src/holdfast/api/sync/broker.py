@@ -290,8 +290,7 @@ class Broker(BrokerParts):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        durability = durability_of(acks, durability)
-        return self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
+        return self._port.publish(topic, PublishRequest(messages, partition, durability_of(acks, durability), codec))
 
     def publish_stream(
         self,
@@ -323,8 +322,7 @@ class Broker(BrokerParts):
             MessageTooLarge: The body exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        if acks is not None:
-            durability = durability_of(acks, durability)
+        durability = durability_of(acks, durability)
         message = stream_options(options)
         wanted = StreamRequest(
             stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
