@@ -290,9 +290,8 @@ class AsyncBroker(AsyncBrokerParts):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        return await self._port.publish(
-            topic, PublishRequest(messages, partition, durability_of(acks, durability), codec)
-        )
+        durability = durability_of(acks, durability)
+        return await self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     async def publish_stream(
         self,
@@ -324,11 +323,10 @@ class AsyncBroker(AsyncBrokerParts):
             MessageTooLarge: The body exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        durability = durability_of(acks, durability)
-        message = stream_options(options)
         wanted = StreamRequest(
-            stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
-        )
+            stream=stream, message=stream_options(options), size_hint=size_hint, partition=partition,
+            durability=durability_of(acks, durability),
+        )  # fmt: skip
         return await self._port.upload(topic, wanted)
 
     async def read(

@@ -290,7 +290,8 @@ class Broker(BrokerParts):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        return self._port.publish(topic, PublishRequest(messages, partition, durability_of(acks, durability), codec))
+        durability = durability_of(acks, durability)
+        return self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     def publish_stream(
         self,
@@ -322,11 +323,10 @@ class Broker(BrokerParts):
             MessageTooLarge: The body exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        durability = durability_of(acks, durability)
-        message = stream_options(options)
         wanted = StreamRequest(
-            stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
-        )
+            stream=stream, message=stream_options(options), size_hint=size_hint, partition=partition,
+            durability=durability_of(acks, durability),
+        )  # fmt: skip
         return self._port.upload(topic, wanted)
 
     def read(
