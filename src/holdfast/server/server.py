@@ -284,9 +284,7 @@ _INTERNAL: Final = "the server failed to handle this call; its log says why, und
 
 
 # Returns an error as a page if the request was for one, otherwise None.
-ErrorPage: TypeAlias = Callable[
-    [Request, int, Fault, Callable[[Request], Principal | None], ServerSettings], Response | None
-]
+ErrorPage: TypeAlias = Callable[..., Response | None]
 
 
 class Auditor(Protocol):
@@ -573,7 +571,9 @@ class ServerApp:
     def _answer(self, request: Request, status: int, fault: Fault) -> Response:
         page = None
         if self.error_page is not None:
-            page = self.error_page(request, status, fault, self._known, self.service.settings)
+            page = self.error_page(
+                request, status, fault, self._known, self.service.settings, is_cluster=self.service.is_shard
+            )
         if page is not None:
             return page
         media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON

@@ -27,8 +27,10 @@ from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, open_store, parse_place
+from holdfast.env.chain.ownership import process_text
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.server.callers import Access, check_listening, tls_context
+from holdfast.server.cluster.across import has_schedule
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
 from holdfast.server.cluster.pages import NodePages
 from holdfast.server.cluster.passing import Broken, Moved, NotPassed, Passing
@@ -122,6 +124,11 @@ class ClusterNode:
             return None
         return record
 
+    def processes(self) -> dict[str, str]:
+        """The nodes by what the chains of shards call their processes."""
+        records = [self._record(), *(known.record for known in self.table.known.values())]
+        return {process_text(record.process): record.node for record in records}
+
     def some_shard(self) -> int:
         """A shard for a call that any of them can answer: one of this node, if it has any."""
         return next((slot.number for slot in self.slots if slot.serving is not None), 0)
@@ -174,6 +181,11 @@ class ClusterNode:
                     return Response(503)
                 await adopt(served, body)
                 return Response(204)
+            case "schedule":
+                served = self.serving(shard)
+                if served is None:
+                    return Response(503)
+                return has_schedule(await served.service.schedules.get(body.decode("utf-8", "replace")))
             case _:
                 return Response(404)
 

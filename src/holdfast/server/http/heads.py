@@ -68,9 +68,9 @@ class KnownHead:
     """What was found in a head: the request's parts, its route, and the query as the route's handler gets it."""
 
     def __init__(
-        self, service: Service, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
+        self, service: Service | None, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
     ) -> None:
-        self.service = service
+        self.service = service  # None: of another node
         self._text = request.query
         self.method = request.method
         self.path = request.path
@@ -83,7 +83,9 @@ class KnownHead:
         self.media = gives  # of its answers
         self.start = start_bytes(route.status, gives)
         # How its calls are answered in one step, if they can be.
-        self.prepared: Prepared | None = None if route.prepare is None else route.prepare(service, self)
+        self.prepared: Prepared | None = None
+        if service is not None and route.prepare is not None:
+            self.prepared = route.prepare(service, self)
 
     def request(self, source: BodySource, peer: str, certificate: Any, body: bytes, sequence: int | None) -> Request:
         """A request with this head, as the parser would have found it."""
