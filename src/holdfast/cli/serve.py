@@ -61,6 +61,12 @@ TlsClientCa: TypeAlias = Annotated[
 Port: TypeAlias = Annotated[
     int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
 ]
+GrpcPort: TypeAlias = Annotated[
+    int | None, option("--grpc-port N", "Also serve gRPC on this port; 0 for a free one.", least=0, most=65_535)
+]
+Drain: TypeAlias = Annotated[
+    str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
+]
 StoreUrl: TypeAlias = Annotated[
     str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
 ]
@@ -95,6 +101,7 @@ def serve_command(
     host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
     port: Port = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
+    grpc_port: GrpcPort = None,
     tokens: TokensFile = None,
     lake: Lake = None,
     tls_cert: TlsCert = None,
@@ -104,9 +111,7 @@ def serve_command(
     allowed_hosts: AllowedHosts = None,
     read_only: Annotated[bool, option("--read-only", "Refuse all changes.")] = False,
     no_console: Annotated[bool, option("--no-console", "Do not serve the console.")] = False,
-    drain: Annotated[
-        str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
-    ] = None,
+    drain: Drain = None,
     log_format: Annotated[str | None, option("--log-format text|json", "The format of the log on stderr.")] = None,
 ) -> int:
     """Serve a data folder over HTTP, with the console at /ui. On SIGTERM it finishes the calls in progress.
@@ -124,6 +129,7 @@ def serve_command(
         "host": host,
         "port": port,
         "socket": socket,
+        "grpc_port": grpc_port,
         "tokens_file": tokens,
         "tls_cert_file": tls_cert,
         "tls_key_file": tls_key,

@@ -167,6 +167,10 @@ def serve_cluster(
     node_id: str | None,
 ) -> int:
     """Be a node of a cluster until a signal comes. `other` is another place that was given to serve."""
+    if settings.grpc_port is not None:
+        raise InvalidRequest(
+            "a node of a cluster does not serve gRPC yet: leave out --grpc-port and the setting grpc_port"
+        )
     from holdfast.broker.folder.stored import shown_place
     from holdfast.cli.serve import begin_serving, now_serving, stop_on_signals
     from holdfast.cluster.description import read_cluster

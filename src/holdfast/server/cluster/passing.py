@@ -29,6 +29,7 @@ from holdfast.server.http.heads import HEAD_END, HOP, KnownHead
 from holdfast.server.http.messages import (
     ALWAYS_SAID,
     LAST_CHUNK,
+    NOWHERE,
     DeferredAnswer,
     Refused,
     Request,
@@ -330,7 +331,7 @@ class Passing:
 
     async def _connection_for(self, request: Request, node: NodeRecord, shard: int) -> NodeConnection:
         """A connection that counts as its caller's until the call is over. Raises TooManyWaiters, and NotPassed."""
-        caller = "" if request.source is _NOWHERE else request.headers.get("authorization") or request.peer
+        caller = "" if request.source is NOWHERE else request.headers.get("authorization") or request.peer
         if caller and self._by_caller[caller] >= self._most_each:
             raise TooManyWaiters(
                 f"{self._most_each} calls of this caller are being passed on to other nodes, which is the limit for "
@@ -380,7 +381,7 @@ class Passing:
         self, node: NodeRecord, method: str, path: str, body: bytes = b"", *, timeout_s: float, shard: int = -1
     ) -> Response:
         """A call of this node's own, to another one as such."""
-        request = Request(_NOWHERE, "local", None)
+        request = Request(NOWHERE, "local", None)
         request.method, request.target = method, path.encode("latin-1")
         request.headers = {"accept": "application/msgpack", "content-type": "application/msgpack"}
         request.feed(body)
@@ -596,25 +597,9 @@ def is_plain(data: bytes) -> bool:
     return data[at + len(_LENGTH) : data.find(b"\r\n", at + 2, end + 2)] == b"%d" % (len(data) - end - 4)
 
 
-class _Nowhere:
-    """The source of requests that came from no connection."""
-
-    def go_on(self) -> None:
-        """All of it is there."""
-
-    def expect(self) -> None:
-        """Nobody waits."""
-
-    def abort(self) -> None:
-        """Nothing to close."""
-
-
-_NOWHERE: Final = _Nowhere()
-
-
 def copied(request: Request, *, peer: str, certificate: Any, path: str, headers: dict[str, str]) -> Request:
     """A request like another one, with its body, for one of several shards."""
-    made = Request(_NOWHERE, peer, certificate)
+    made = Request(NOWHERE, peer, certificate)
     made.method, made.path, made.query, made.headers = request.method, path, request.query, headers
     made.target = request.target or target_of(request)
     content = request.content if request.buffered else b""

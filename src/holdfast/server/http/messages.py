@@ -121,6 +121,22 @@ class BodySource(Protocol):
         """Send 100 Continue to a client that waits for it before it sends the body."""
 
 
+class _Nowhere:
+    """The source of requests that came from no connection."""
+
+    def go_on(self) -> None:
+        """All of it is there."""
+
+    def expect(self) -> None:
+        """Nobody waits."""
+
+    def abort(self) -> None:
+        """Nothing to close."""
+
+
+NOWHERE: Final = _Nowhere()
+
+
 class Request:
     """One request. Its headers are complete; its body may still be arriving."""
 
