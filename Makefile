@@ -32,7 +32,7 @@ FOLDERS := $(wildcard tests/unit tests/property tests/tidy)
 FAST := $(PARALLEL) -m "not serial and not slow and not spark" --hypothesis-profile=quick $(FOLDERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test versions fast check sync docs demo bench clean $(GONE)
+.PHONY: help setup test versions fast django check sync docs demo bench clean $(GONE)
 
 help: ## say what each target does
 	@echo "Usage: make <target> [ARGS='...'] [PYTHON=python3.12]"
@@ -56,12 +56,17 @@ test: $(DEV) ## run every test; ARGS go to pytest (ARGS='-k torn', ARGS=--long)
 	done; \
 	echo "All tests passed."
 
-versions: $(TEST) ## run the fast tests on the other supported versions of Python that are found here
+versions: $(TEST) ## run the fast tests, and Django's, on the other supported versions of Python that are found here
 	@failed=0; \
 	for python in $$(tools/pythons.sh "$(PY)"); do \
-		$(MAKE) --no-print-directory fast PYTHON="$$python" || failed=1; \
+		$(MAKE) --no-print-directory fast django PYTHON="$$python" || failed=1; \
 	done; \
 	exit $$failed
+
+# Django has tasks since 6.0, which needs Python 3.12: the usual environment may have those of django-tasks instead.
+django: $(TEST)
+	@echo "Running the tests of Django's tasks on $$($(PY) --version)."
+	@$(PY) -m pytest $(PARALLEL) tests/integration/test_django_tasks.py $(ARGS)
 
 fast: $(TEST) ## run the fast tests; PYTHON=python3.13 on that version
 	@echo "Running the fast tests on $$($(PY) --version): $(FOLDERS)."

@@ -4,8 +4,10 @@
 
 Three nodes on this machine share a folder. A client publishes with fsync through a node that is not the owner, one call
 after the other; the pause is the longest call after the owner was killed (kill -9), stopped (SIGSTOP) or told to end
-(SIGTERM). The cost of a call is measured at the owner and through another node in turns, one connection each.
+(SIGTERM). The cost of a call is measured in turns, with a connection each: at the owner; by a client that knows only
+another node, which tells it to go straight to the owner; and by one that does not listen to that.
 
+`loss` counts, for each durability, what was acknowledged before kill -9 and is not stored afterwards;
 `restart` restarts all nodes in turn under load and counts failed calls; `topics` has 1,000 topics on 16 shards, and
 measures memory and the CPU time of idle nodes; `work` measures the CPU time of a message with one and with three nodes,
 all of them called at the owner: if owners do not share work, it is the same, and more machines carry more.
@@ -23,6 +25,8 @@ import time
 from pathlib import Path
 
 import holdfast
+from holdfast.api import port_of
+from holdfast.model import Durability
 from tests.integration.cluster_gear import Cluster, Node, cluster, until
 
 WARM_S = 1.0
@@ -44,6 +48,14 @@ def main() -> None:
 def cost(folder: Path, rounds: int) -> None:
     with cluster(folder, lease="3s") as three:
         compare(three)
+
+
+def loss(folder: Path, rounds: int) -> None:
+    with cluster(folder, lease="3s") as three:
+        for durability in ("fsync", "interval", "os"):
+            for _ in range(rounds):
+                count, age_s = lost_after_kill(three, durability)
+                print(f"{durability}: {count} acknowledged messages lost, the oldest {age_s * 1000:.0f} ms old")
 
 
 def pauses(folder: Path, rounds: int) -> None:
@@ -182,17 +194,67 @@ def compare(three: Cluster) -> None:
     owner, other = three.nodes[0], three.nodes[1]
     topic = three.topic_on(owner, "cost")
     for durability in ("os", "fsync"):
-        direct, passed = [], []
-        with holdfast.open(f"{owner.url}/{topic}") as here, holdfast.open(f"{other.url}/{topic}") as there:
+        found: dict[str, list[float]] = {"at the owner": [], "straight from another node": [], "passed on": []}
+        with (
+            holdfast.open(f"{owner.url}/{topic}") as here,
+            holdfast.open(f"{other.url}/{topic}") as straight,
+            holdfast.open(f"{other.url}/{topic}") as there,
+        ):
+            stay(there)
             for turn in range(12):
-                for queue, found in ((here, direct), (there, passed)):
+                for queue, times in zip((here, straight, there), found.values(), strict=True):
                     began = time.perf_counter()
                     for _ in range(200):
                         queue.put(b"x" * 100, durability=durability)
                     if turn > 1:
-                        found.append((time.perf_counter() - began) / 200 * 1e6)
-        a, b = statistics.median(direct), statistics.median(passed)
-        print(f"put, {durability}: {a:.0f} us at the owner, {b:.0f} us through another node, {b / a:.2f} times")
+                        times.append((time.perf_counter() - began) / 200 * 1e6)
+        direct = statistics.median(found["at the owner"])
+        for name, times in found.items():
+            each = statistics.median(times)
+            print(f"put, {durability}: {each:.0f} us {name}, {each / direct:.2f} times")
+
+
+def lost_after_kill(three: Cluster, durability: Durability) -> tuple[int, float]:
+    """How many acknowledged messages are gone after kill -9 of the owner, and how old the oldest of them was."""
+    owner = three.busiest()
+    others = [node for node in three.nodes if node is not owner]
+    topic = three.topic_on(owner, f"loss-{durability}-{time.monotonic_ns()}")
+    answered: dict[int, float] = {}
+    ending, failed = threading.Event(), threading.Event()
+
+    def publish() -> None:
+        with holdfast.connect(owner.url, timeout=1) as broker:
+            broker.create_topic(topic)
+            while not ending.is_set():
+                try:
+                    stored = broker.publish(topic, b"x" * 100, durability=durability)
+                except holdfast.errors.HoldfastError:
+                    break
+                assert stored.offset is not None
+                answered[stored.offset] = time.monotonic()
+        failed.set()
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    time.sleep(WARM_S)
+    killed = time.monotonic()
+    owner.kill()
+    failed.wait(PATIENCE_S)
+    ending.set()
+    publishing.join()
+    with three.connect(*others) as broker:
+        end = broker.describe_topic(topic).partitions[0].end
+    owner.start()
+    three.wait_until_whole()
+    lost = [at for offset, at in answered.items() if offset >= end]
+    return len(lost), max((killed - at for at in lost), default=0.0)
+
+
+def stay(queue: holdfast.Queue) -> None:
+    """Have the client of a queue call only the address that it was given."""
+    owners = port_of(queue).client.caller.owners
+    owners.places.clear()
+    owners.learn = lambda *_: None
 
 
 def pause_after(three: Cluster, number: signal.Signals) -> float:
@@ -238,7 +300,7 @@ def revive(three: Cluster, node: Node, number: signal.Signals) -> None:
     time.sleep(1)
 
 
-PARTS = {"cost": cost, "pauses": pauses, "restart": restart, "topics": topics, "work": work}
+PARTS = {"cost": cost, "loss": loss, "pauses": pauses, "restart": restart, "topics": topics, "work": work}
 
 
 if __name__ == "__main__":

@@ -174,7 +174,11 @@ class Package:
         self.source = root.resolve() / "src"
         self.modules: list[Module]
         with _without_collector():
-            self.modules = [Module(path, self.source) for path in sorted(self.source.rglob("*.py"))]
+            self.modules = [
+                Module(path, self.source)
+                for path in sorted(self.source.rglob("*.py"))
+                if "_pb2" not in path.name  # made by protoc
+            ]
         self.written: list[Module] = [module for module in self.modules if not module.generated]
 
     def lines(self) -> int:
@@ -271,6 +275,7 @@ class Package:
     def private_names(self) -> list[str] | None:
         """What ruff finds; nothing where there is no ruff."""
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "SLF001"]
+        command += ["--exclude", "*_pb2*"]
         done = subprocess.run(
             [*command, "--output-format", "json", str(self.source)],
             capture_output=True,

@@ -11,9 +11,14 @@ import msgspec
 from holdfast.large import Value
 
 Durability: TypeAlias = Literal["fsync", "os", "interval"]
+Acks: TypeAlias = Literal["none", "leader", "all"]
 CodecName: TypeAlias = Literal["none", "zstd", "lz4", "gzip"]
 BodyKind: TypeAlias = Literal["bytes", "text", "json"]
 HeaderPairs: TypeAlias = Sequence[tuple[str, bytes]]
+
+# What each name that Kafka and others have for it asks for. Nothing is answered before it is applied, so `none`, which
+# asks for less than that, gets the same as `leader`; only a producer does not wait for the answer.
+DURABILITY_OF_ACKS: Final[dict[Acks, Durability]] = {"none": "os", "leader": "os", "all": "fsync"}
 
 MOST_DOCUMENT_BYTES: Final = 1024 * 1024  # of a state document, as JSON
 _HEADER_BYTES: Final = 256

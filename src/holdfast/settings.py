@@ -327,6 +327,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 7_700
     socket: _Path | None = None
+    grpc_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None
 
     tls_cert_file: _Path | None = None
     tls_key_file: _Path | None = None

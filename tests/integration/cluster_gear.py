@@ -126,6 +126,7 @@ class Cluster:
 
     def topic_on(self, node: Node, start: str = "topic") -> str:
         """A topic that lives on this node now."""
+        until(lambda: node.name in node.shards().values(), f"{node.name} owns a shard")
         owners = node.shards()
         names = (f"{start}-{number}" for number in range(10_000))
         return next(name for name in names if owners[shard_of_topic(name, self.shards)] == node.name)

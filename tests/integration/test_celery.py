@@ -43,7 +43,8 @@ app = Celery("program", broker=PLACE, backend=os.environ.get("RESULTS", PLACE))
 app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    worker_prefetch_multiplier=1,
+    worker_prefetch_multiplier=int(os.environ.get("PREFETCH", "1")),
+    worker_pool_restarts=True,
     worker_hijack_root_logger=False,
     worker_lost_wait=1.0,
     broker_transport_options={"lease": float(os.environ.get("LEASE", "30"))},
@@ -150,11 +151,11 @@ class Site:
     def notes(self) -> list[list[str]]:
         return [line.split() for line in self.notes_file.read_text().splitlines()] if self.notes_file.exists() else []
 
-    def run(self, code: str) -> str:
+    def run(self, code: str, *, patience_s: float = PATIENCE_S) -> str:
         """Run a program that uses the app, as users would; returns what it printed."""
         done = subprocess.run(
             [sys.executable, "-c", f"from program import *\n{code}"],
-            env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S,
+            env=self.environment, capture_output=True, text=True, timeout=patience_s,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -249,7 +250,8 @@ def test_what_celery_would_drop_is_a_dead_letter(site: Site):
 
 
 def test_a_task_that_is_acked_early_is_not_run_again(site: Site):
-    with site.broker() as broker, site.worker("-P", "solo", LEASE="1") as first:
+    # Not in the pool `solo`: it blocks Celery's event loop, which sends such an ack, until the task has ended.
+    with site.broker() as broker, site.worker("-c", "1", LEASE="1") as first:
         site.run("early.delay('a')")
         until(site.notes, "the task begins")
         queue = broker.queue("celery")
@@ -315,6 +317,95 @@ def test_a_lost_child_a_failed_chord_and_remote_control(site: Site):
             assert ["ran", "later"] not in site.notes()
             site.run("sleep.apply_async((0, 'nobody'), queue='more')")
             assert broker.queue("more").stats().ready == 1
+
+
+REMOTE = """
+asked = {"timeout": 60, "limit": 1}
+inspect, control = app.control.inspect(**asked), app.control
+
+
+def only(replies):
+    (reply,) = replies.values()
+    return reply
+
+
+def ok(call, *args, **options):
+    (reply,) = call(*args, reply=True, **options, **asked)
+    print(call.__name__, "ok" in only(reply))
+
+
+def wait(condition):
+    while not condition():
+        time.sleep(0.1)
+
+
+def queues():
+    return [queue["name"] for queue in only(inspect.active_queues())]
+
+
+wait(lambda: control.ping(timeout=1, limit=1))  # what is asked before it listens is lost
+"""
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Site:
+    return Site(tmp_path, f"holdfast://{tmp_path}/data", f"{tmp_path}/data")
+
+
+def test_a_worker_whose_children_are_all_busy_answers_every_call_of_inspect(alone: Site):
+    with alone.worker("-c", "1", "-n", "one@%h", PREFETCH="2"):
+        printed = alone.run(
+            f"{REMOTE}\n"
+            "first = sleep.delay(600, 'first')\n"
+            "wait(lambda: [task['id'] for task in only(inspect.active())] == [first.id])\n"
+            "next_ = sleep.delay(0, 'next')\n"
+            "wait(lambda: [task['id'] for task in only(inspect.reserved())] == [next_.id])\n"
+            "found = only(inspect.query_task(first.id, next_.id))\n"
+            "print(found[first.id][0], found[next_.id][0], only(inspect.scheduled()))\n"
+            "print(queues(), only(inspect.conf())['task_acks_late'])\n"
+            "print(only(inspect.hello('two@host'))['clock'] > 0, only(inspect.clock())['clock'] > 0)\n"
+            "print('holdfast' in only(inspect.report())['ok'], 'program.add' in only(inspect.registered()))\n"
+            "print(len(inspect.memsample()), len(inspect.memdump()))\n"
+            "ok(control.revoke, next_.id)\n"
+            "print(only(inspect.revoked()) == [next_.id])\n"
+            "ok(control.terminate, first.id, signal='SIGKILL')\n"
+            "wait(lambda: first.status == next_.status == 'REVOKED')\n",
+            patience_s=3 * PATIENCE_S,  # they are many
+        )
+    assert printed.splitlines() == [
+        "active reserved []", "['celery'] True", "True True", "True True", "1 1", "revoke True", "True",
+        "terminate True",
+    ]  # fmt: skip
+
+
+def test_a_worker_carries_out_every_call_of_control(alone: Site):
+    with alone.worker("-c", "1", "-n", "one@%h") as worker:
+        printed = alone.run(
+            f"{REMOTE}\n"
+            "ok(control.revoke_by_stamped_headers, {'header': 'value'})\n"
+            "ok(control.time_limit, 'program.sleep', hard=1)\n"
+            "ok(control.rate_limit, 'program.count', '600/m')\n"
+            "ok(control.pool_grow)\n"
+            "wait(lambda: len(only(inspect.stats())['pool']['processes']) == 2)\n"
+            "ok(control.pool_shrink)\n"
+            "wait(lambda: len(only(inspect.stats())['pool']['processes']) == 1)\n"
+            "ok(control.pool_restart)\n"
+            "ok(control.enable_events)\n"
+            "ok(control.disable_events)\n"
+            "ok(control.add_consumer, 'more')\n"
+            "print(queues())\n"
+            "ok(control.cancel_consumer, 'more')\n"
+            "print(add.delay(2, 3).get(timeout=60))\n"
+            "control.heartbeat()\n"
+            "control.election('1', 'nothing', None)\n"
+            "control.shutdown()\n",
+            patience_s=3 * PATIENCE_S,
+        )
+        assert worker.wait(PATIENCE_S) == 0, alone.log()
+    lines = printed.splitlines()
+    told = [line for line in lines if line.endswith(" True")]
+    assert [line for line in lines if line not in told] == ["['celery', 'more']", "5"]
+    assert len(told) == 10
 
 
 def test_priorities_and_routes_decide_what_runs_first_and_where(site: Site):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -12,9 +14,11 @@ from collections import Counter
 import pytest
 
 import holdfast
+import holdfast.aio
+from holdfast.api import port_of
 from holdfast.cluster.placement import ranked, shard_of_key, shard_of_topic
 from holdfast.errors import Empty, Fenced, HoldfastError, LeaseLost, NotInCluster
-from tests.integration.cluster_gear import NAMES, Cluster, cluster, until
+from tests.integration.cluster_gear import NAMES, Cluster, Node, cluster, until
 from tests.integration.process_gear import COMMAND, plain_environment
 from tests.integration.store_servers import postgres, postgres_program
 
@@ -115,10 +119,81 @@ def test_calls_that_are_passed_on_share_connections(quiet: Cluster):
 
     with holdfast.open(f"{other.url}/{topic}") as queue:
         queue.put(b"first")
+        owners = port_of(queue).client.caller.owners
+        owners.places.clear()
+        owners.learn = lambda *_: None  # it would go straight
         before = accepted()
         for _ in range(60):
             queue.put(b"x")
     assert accepted() - before < 20
+
+
+def test_a_taker_behind_another_node_that_goes_away_takes_nothing(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "gone")
+    with holdfast.connect(owner.url) as broker:
+        queue = broker.queue(topic)
+        for wait in (0, 0, 0, 90):  # the head of the last one is known
+            connection = socket.create_connection(("127.0.0.1", other.port), 60)
+            body = b'{"wait": %2d}' % wait
+            head = f"POST /v1/queues/{topic}/dequeue HTTP/1.1\r\nhost: 127.0.0.1:{other.port}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            if wait:
+                until(lambda: queue.stats().waiters == 1, "the call waits")
+            else:
+                assert connection.recv(65536).startswith(b"HTTP/1.1 2")
+            connection.close()
+        until(lambda: queue.stats().waiters == 0, "the owner knows that the caller has gone")
+        queue.put(b"x")
+        assert queue.get(timeout=10).body == b"x"
+
+
+def passed(node: Node) -> float:
+    """How many calls the node has passed on."""
+    lines = node.get("/metrics").body.decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("holdfast_cluster_passed_calls_total "))
+
+
+def test_our_client_goes_straight_to_the_owner(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "straight")
+    with holdfast.connect(other.url) as broker:
+        broker.create_topic(topic)
+        queue = broker.queue(topic)
+        producer = broker.producer()
+        consumer = broker.consumer([topic], group="straight")
+        queue.put(b"x")
+        queue.get(timeout=10).ack()
+        producer.send(topic, b"x").result(30)
+        assert consumer.poll(timeout=10)
+        before = passed(other)
+        for number in range(20):
+            queue.put(b"%d" % number)
+            with queue.get(timeout=10):
+                pass
+            producer.send(topic, b"x").result(30)
+            assert consumer.poll(timeout=10)
+            consumer.commit()
+        assert passed(other) - before < 10  # such as the signs of life of the consumer, once for each caller
+
+
+def test_our_client_of_tasks_goes_straight_to_the_owner(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "straight-tasks")
+
+    async def put_and_get() -> None:
+        async with holdfast.aio.open(f"{other.url}/{topic}") as queue:
+            await queue.put(b"x")
+            await (await queue.get(timeout=10)).ack()
+            before = passed(other)
+            for number in range(20):
+                await queue.put(b"%d" % number)
+                async with await queue.get(timeout=10):
+                    pass
+            assert passed(other) - before < 5
+
+    asyncio.run(put_and_get())
 
 
 def test_lists_name_what_is_in_all_shards(quiet: Cluster):
@@ -179,26 +254,232 @@ def test_a_stream_group_works_through_every_node(quiet: Cluster):
         assert told["topics"][0]["topic"] == topic
 
 
+def test_one_consumer_reads_topics_of_several_shards(quiet: Cluster):
+    topics = [quiet.topic_on(node, f"spread-{at}") for at, node in enumerate(quiet.nodes)]
+    assigned, revoked, got = [], [], []
+    with quiet.connect(quiet.nodes[1]) as broker:
+        for topic in topics:
+            broker.create_topic(topic, partitions=2)
+
+        def publish(start: int) -> None:
+            for topic in topics:
+                for number in range(start, start + 10):
+                    broker.publish(topic, b"%d" % number, partition=number % 2, durability="fsync")
+
+        publish(0)
+        with broker.consumer(
+            topics, group="spread", on_assigned=assigned.append, on_revoked=revoked.append
+        ) as consumer:
+            places = sorted((topic, partition) for topic in topics for partition in (0, 1))
+            assert assigned == [places], "told once of all"
+            assert consumer.assignment() == places
+            first = consumer.poll(timeout=10, max_records=9)
+            assert {message.topic for message in first} == set(topics), "each topic has its share"
+            got += first
+            while len(got) < 30:
+                got += consumer.poll(timeout=10)
+            assert consumer.poll(timeout=0.1) == []
+            publish(10)
+            for message in consumer:  # an iteration reads ahead
+                got.append(message)
+                if len(got) == 45:
+                    break
+            consumer.commit()
+            assert {lag.topic for lag in consumer.lag()} == set(topics)
+        assert revoked == [places]
+        with broker.consumer(topics, group="spread") as consumer:
+            while len(got) < 60:
+                got += consumer.poll(timeout=10)
+            assert consumer.poll(timeout=0.1) == []
+            consumer.seek_to_start(topics[0])
+            again = []
+            while len(again) < 20:
+                again += consumer.poll(timeout=10)
+            assert {message.topic for message in again} == {topics[0]}
+    found = Counter((message.topic, message.partition, message.offset) for message in got)
+    assert len(found) == 60, found
+    assert max(found.values()) == 1
+    for topic in topics:
+        for partition in (0, 1):
+            offsets = [m.offset for m in got if (m.topic, m.partition) == (topic, partition)]
+            assert offsets == sorted(offsets)
+
+
+def test_consumers_of_several_shards_divide_the_partitions(quiet: Cluster):
+    topics = [quiet.topic_on(node, f"divided-{at}") for at, node in enumerate(quiet.nodes)]
+
+    async def divide() -> None:
+        async with holdfast.aio.connect(quiet.url) as broker:
+            for topic in topics:
+                await broker.create_topic(topic, partitions=2)
+            async with broker.consumer(topics, group="two") as one, broker.consumer(topics, group="two") as other:
+                both: list[tuple[str, int]] = []
+                while len(both) < 6 or len(one.assignment()) != 3:
+                    await one.poll(timeout=0.2)
+                    await other.poll(timeout=0.2)
+                    both = one.assignment() + other.assignment()
+                assert sorted(both) == sorted((topic, partition) for topic in topics for partition in (0, 1))
+                for topic in topics:
+                    for partition in (0, 1):
+                        await broker.publish(topic, b"x", partition=partition)
+                got: list[tuple[str, int]] = []
+                while len(got) < 6:
+                    for consumer in (one, other):
+                        found = await consumer.poll(timeout=0.2)
+                        assert all((each.topic, each.partition) in consumer.assignment() for each in found)
+                        got += [(each.topic, each.partition) for each in found]
+                assert sorted(got) == sorted(both)
+
+    asyncio.run(divide())
+
+
 def test_what_a_cluster_cannot_do_yet_says_so(quiet: Cluster):
     here, there = (quiet.topic_on(node, "apart") for node in quiet.nodes[:2])
     with quiet.connect() as broker:
         for name in (here, there):
             broker.create_topic(name, exist_ok=True)
-        with pytest.raises(NotInCluster, match="different shards"):
-            broker.consumer([here, there], group="both").poll(timeout=1)
     node = quiet.nodes[0]
+    joined = node.post("/v1/groups/both/members", {"topics": [here, there]})
+    assert (joined.status, joined.code) == (501, "not_in_cluster")
     for method, path, body in (
-        ("GET", "/v1/search?q=x", None),
-        ("GET", "/v1/samples", None),
         ("POST", "/v1/transactions/commit", {}),
-        ("GET", "/v1/schedules", None),
-        ("PUT", "/v1/schedules/nightly", {}),
-        ("GET", "/v1/traces", None),
-        ("GET", "/ui", None),
         ("POST", f"/v1/queues/{here}/dead/redrive", {"to": there}),
     ):
         answer = node.request(method, path, body)
         assert (answer.status, answer.code) == (501, "not_in_cluster"), path
+
+
+def test_a_search_goes_through_all_shards_page_by_page(quiet: Cluster):
+    names = [quiet.topic_on(node, f"haystack-{at}") for at, node in enumerate([*quiet.nodes, *quiet.nodes])]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.queue(name).put_many([b"needle %d" % number for number in range(3)])
+        found, after = [], ""
+        while True:
+            page = quiet.nodes[0].get("/v1/search", query={"q": "needle queue=haystack", "limit": 4, "after": after})
+            assert page.status == 200, page
+            assert len(page.body["messages"]) <= 4
+            found += [(each["topic"], each["offset"]) for each in page.body["messages"]]
+            after = page.body.get("next", "")
+            if not after:
+                break
+            assert page.body.get("left") or page.body.get("queues")
+        assert sorted(found) == sorted((name, offset) for name in names for offset in range(3))
+        wrong = quiet.nodes[0].get("/v1/search", query={"q": "needle queue=haystack", "after": "99999.x"})
+        assert (wrong.status, wrong.code) == (400, "invalid_request"), wrong
+
+
+def test_traces_of_all_topics_come_in_order_of_time(quiet: Cluster):
+    names = [quiet.topic_on(node, f"traced-{at}") for at, node in enumerate(quiet.nodes)]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.create_topic(name, trace_sample=1.0)
+        for _ in range(5):
+            for name in names:
+                broker.publish(name, b"x")
+    query = {"event": "published", "limit": 4}
+
+    def pages(**more: object) -> list[list[tuple[int, str]]]:
+        found, after = [], {}
+        while True:
+            page = quiet.nodes[1].get("/v1/traces", query={**query, **more, **after})
+            assert page.status == 200, page
+            steps = [step for step in page.body["steps"] if step["topic"] in names]
+            found.append([(step["at_ns"], step["topic"]) for step in steps])
+            if not page.body.get("next"):
+                return found
+            after = {"after": page.body["next"]}
+
+    until(lambda: sum(map(len, pages())) == 15, "all steps were written")
+    forwards = [step for page in pages() for step in page]
+    assert forwards == sorted(forwards)
+    assert [step for page in reversed(pages(last="true")) for step in page] == forwards
+    stats = quiet.nodes[1].get("/v1/traces/stats").body
+    assert stats["steps"]["published"] >= 15
+    assert stats["messages"] >= 15
+
+
+def test_samples_are_those_of_all_shards(quiet: Cluster):
+    total = quiet.nodes[0].get("/v1/samples", query={"last": 900})
+    assert total.status == 200, total
+    assert total.body["mode"] == "total"
+    assert [sample["at"] for sample in total.body["samples"]] == sorted(
+        {sample["at"] for sample in total.body["samples"]}
+    )
+
+
+def test_schedules_live_with_their_topics_and_are_found_at_every_node(quiet: Cluster):
+    names = [quiet.topic_on(node, f"due-{at}") for at, node in enumerate(quiet.nodes)]
+    with quiet.connect(quiet.nodes[2]) as broker:
+        for name in names:
+            broker.create_topic(name)
+            broker.schedules.put(f"of-{name}", name, b"now", every=3600)
+    for node in quiet.nodes:
+        with quiet.connect(node) as broker:
+            listed = [each.name for each in broker.schedules.list()]
+            assert [name for name in listed if name.startswith("of-due-")] == sorted(f"of-{name}" for name in names)
+            name = names[0]
+            broker.schedules.run_now(f"of-{name}")
+            broker.schedules.pause(f"of-{name}")
+            broker.schedules.resume(f"of-{name}")
+    with quiet.connect() as broker:
+        assert len(broker.read(names[0], limit=10)) == 3
+        with pytest.raises(NotInCluster, match="in another shard"):
+            broker.schedules.put(f"of-{names[0]}", names[1], b"now", every=3600)
+        for name in names:
+            assert broker.schedules.delete(f"of-{name}")
+        assert not broker.schedules.delete(f"of-{names[0]}")
+        assert broker.schedules.get("of-nowhere") is None
+
+
+def page(node: Node, path: str) -> str:
+    answer = node.get(path, headers={"accept": "text/html"})
+    assert answer.status == 200, (path, answer)
+    return answer.body.decode()
+
+
+def test_the_console_shows_the_queues_of_all_shards(quiet: Cluster):
+    names = [quiet.topic_on(node, f"shown-{at}") for at, node in enumerate([*quiet.nodes, *quiet.nodes])]
+    with quiet.connect() as broker:
+        for name in names:
+            broker.queue(name).put(b"needle-in-page")
+            broker.consumer([name], group=f"of-{name}").close()
+        broker.schedules.put("paged", names[0], b"x", every=3600)
+        broker.locks.acquire("paged-lock", lease=60)
+    for node in quiet.nodes:
+        text = page(node, "/ui?name=shown-")
+        assert [name in text for name in names] == [True] * 6
+        first, second = (page(node, f"/ui?name=shown-&limit=3&start={start}") for start in (0, 3))
+        assert [f"/ui/queues/{name}" in first for name in sorted(names)] == [True] * 3 + [False] * 3
+        assert [f"/ui/queues/{name}" in second for name in sorted(names)] == [False] * 3 + [True] * 3
+        groups = page(node, "/ui/groups?name=shown-")
+        assert all(f"of-{name}" in groups for name in names)
+        assert names[0] in page(node, f"/ui/groups/of-{names[0]}")
+        assert "needle-in-page" in page(node, f"/ui/queues/{names[0]}")
+        assert "paged" in page(node, "/ui/schedules?schedule=paged")
+        assert "paged-lock" in page(node, "/ui/locks")
+        found = page(node, "/ui/search?q=needle-in-page+queue%3Dshown")
+        assert all(f"/ui/queues/{name}/messages/" in found for name in names)
+        assert quiet.place in page(node, "/ui/health")
+        page(node, "/ui/workers")
+        page(node, "/ui/audit")
+        assert page(node, "/ui/static/console.css")
+        missing = node.get("/ui/queues/nowhere", headers={"accept": "text/html"})
+        assert missing.status == 404
+        assert b"<html" in missing.body
+
+
+def test_the_page_of_the_cluster_shows_owners_epochs_and_standbys(quiet: Cluster):
+    node = quiet.nodes[1]
+    owners = node.shards()
+    text = page(node, "/ui/cluster")
+    for shard, owner in owners.items():
+        row = text.partition(f">{shard:04d}<")[2].partition("</tr>")[0]
+        assert f">{owner}<" in row, row
+        standby = row.partition('data-label="standby">')[2].partition("<")[0]
+        assert standby in {each.name for each in quiet.nodes} - {owner}, row
+    assert all(each.url in text for each in quiet.nodes)
+    assert "Cluster" in page(node, "/ui")
 
 
 def test_an_unknown_topic_is_not_compared_with_those_of_its_shard_alone(quiet: Cluster):
@@ -242,6 +523,19 @@ def test_only_nodes_may_say_that_they_are_nodes(quiet: Cluster):
     assert node.get(f"/v1/topics/{topic}", headers={"x-holdfast-hop": "1"}).status == 421
 
 
+def test_nobody_but_a_node_can_name_an_owner(quiet: Cluster):
+    owner, other = quiet.nodes[0], quiet.nodes[1]
+    topic = quiet.topic_on(owner, "named")
+    with holdfast.connect(owner.url) as broker:
+        broker.create_topic(topic)
+    evil = {"x-holdfast-owner": "http://127.0.0.1:1"}
+    path = f"/v1/queues/{topic}/enqueue"
+    passed_on = other.request("POST", path, b"x", headers=evil)
+    assert passed_on.status < 300, passed_on
+    assert passed_on.headers["x-holdfast-owner"] == owner.url
+    assert "x-holdfast-owner" not in owner.request("POST", path, b"x", headers=evil).headers
+
+
 def test_who_calls_goes_along_to_the_owner(tmp_path):
     tokens = tmp_path / "tokens.toml"
     made = {}
@@ -253,10 +547,14 @@ def test_who_calls_goes_along_to_the_owner(tmp_path):
         )  # fmt: skip
         made[name] = json.loads(said.stdout)["token"]
     with cluster(tmp_path, "--tokens", str(tokens), nodes=2, shards=4) as two:
-        until(lambda: two.nodes[0].get("/v1/cluster", token=made["all"]).status == 200, "the node answers")
-        owners = {
-            each["shard"]: each["node"] for each in two.nodes[0].get("/v1/cluster", token=made["all"]).body["shards"]
-        }
+
+        def owners_of() -> dict[int, str]:
+            answer = two.nodes[0].get("/v1/cluster", token=made["all"])
+            told = answer.body["shards"] if answer.status == 200 else []
+            return {each["shard"]: each.get("node", "") for each in told}
+
+        until(lambda: {node.name for node in two.nodes} <= set(owners_of().values()), "each node owns shards")
+        owners = owners_of()
         other = next(shard for shard, name in owners.items() if name == two.nodes[1].name)
         mine, yours = (
             next(f"{start}{n}" for n in range(1000) if shard_of_topic(f"{start}{n}", 4) == other)
@@ -457,6 +755,11 @@ def test_a_cluster_on_postgresql_survives_the_loss_of_a_node(tmp_path):
         postgres(tmp_path) as (url, environ),
         cluster(tmp_path, place=f"{url}-cluster", environ=environ, shards=4) as three,
     ):
+        status = subprocess.run(
+            [*COMMAND, "cluster", "status", three.place], capture_output=True, text=True, timeout=60, check=True,
+            env={**plain_environment(), **environ},
+        )  # fmt: skip
+        assert "the store keeps one copy: it is PostgreSQL without synchronous standbys" in status.stdout
         victim = three.busiest()
         topics = [three.topic_on(victim, "pg")]
         with Load(three, topics) as load:
@@ -524,7 +827,9 @@ def test_mistakes_are_explained(tmp_path, quiet: Cluster):
 
 def test_the_status_shows_nodes_owners_and_standbys(quiet: Cluster):
     until(lambda: "none yet" not in run("cluster", "status", quiet.place).stdout, "every shard was owned")
+    assert "the store keeps one copy, unless the file system keeps more" in run("cluster", "status", quiet.place).stdout
     got = json.loads(run("cluster", "status", quiet.place, "--json").stdout)
+    assert got["copies"] == "one copy, unless the file system keeps more"
     assert [shard["shard"] for shard in got["shards"]] == list(range(quiet.shards))
     assert {shard["node"] for shard in got["shards"]} <= {node.name for node in quiet.nodes}
     assert {node["node"] for node in got["nodes"]} == {node.name for node in quiet.nodes}

@@ -7,7 +7,9 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +22,10 @@ from tests.tidy.repo import ROOT
 dramatiq = pytest.importorskip("dramatiq")
 
 from dramatiq.errors import QueueJoinTimeout, QueueNotFound  # noqa: E402
+from dramatiq.rate_limits import Barrier, BucketRateLimiter, ConcurrentRateLimiter, WindowRateLimiter  # noqa: E402
 from dramatiq.results import Results  # noqa: E402
 
-from holdfast.integrations.dramatiq import HoldfastBroker, HoldfastResults  # noqa: E402
+from holdfast.integrations.dramatiq import HoldfastBroker, HoldfastRateLimits, HoldfastResults  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,13 +33,15 @@ PROGRAM = """
 import os
 
 import dramatiq
+from dramatiq.middleware import GroupCallbacks
 from dramatiq.results import Results
-from holdfast.integrations.dramatiq import HoldfastBroker, HoldfastResults
+from holdfast.integrations.dramatiq import HoldfastBroker, HoldfastRateLimits, HoldfastResults
 from notes_kept import note, sleep_until
 
 PLACE = os.environ["PLACE"]
 broker = HoldfastBroker(PLACE, lease=2)
 broker.add_middleware(Results(backend=HoldfastResults(PLACE)))
+broker.add_middleware(GroupCallbacks(HoldfastRateLimits(PLACE)))
 dramatiq.set_broker(broker)
 
 
@@ -96,12 +101,17 @@ def test_results_pipelines_retries_and_dead_letters(site: Site):
             "print(pipe.run().get_result(block=True, timeout=60_000))\n"
             "group = dramatiq.group([add.message(n, n) for n in range(4)]).run()\n"
             "print(sorted(group.get_results(block=True, timeout=60_000)))\n"
+            "group = dramatiq.group([add.message(n, n) for n in range(8)])\n"
+            "group.add_completion_callback(count.message('after the group'))\n"
+            "group.run()\n"
             "fail.send()\n"
             "mail.send()\n"
             "broker.join('default', timeout=60_000)\n"
         )
         assert printed.splitlines() == ["5", "5", "[0, 2, 4, 6]"]
         until(lambda: ["mailed"] in site.notes(), "a task of another queue runs")
+        until(lambda: ["ran", "after", "the", "group"] in site.notes(), "the callback of the group runs")
+    assert site.notes().count(["ran", "after", "the", "group"]) == 1
     assert site.notes().count(["failed"]) == 2
     with site.broker() as broker, broker.queue("default") as queue:
         (letter,) = queue.dead.list()
@@ -248,6 +258,70 @@ def test_the_program_of_the_guide(tmp_path: Path):
     site = Site(tmp_path, "", "", {"program.py": code}, ["-m", "dramatiq", "program", "--processes", "1"])
     with site.worker():
         assert site.run("print(resize.send('cat.png').get_result(block=True, timeout=60_000))") == "cat.png-small"
+
+
+@pytest.fixture
+def limits(tmp_path: Path) -> HoldfastRateLimits:
+    return HoldfastRateLimits(f"{tmp_path}/data")
+
+
+def admitted(limiter: Any, tries: int) -> int:
+    """How many of these tries, from eight threads at once, the limiter allows."""
+
+    def attempt(_: int) -> bool:
+        with limiter.acquire(raise_on_failure=False) as acquired:
+            return bool(acquired)
+
+    with ThreadPoolExecutor(8) as threads:
+        return sum(threads.map(attempt, range(tries)))
+
+
+def test_no_more_run_at_the_same_time_than_a_limiter_allows(limits: HoldfastRateLimits):
+    limiter = ConcurrentRateLimiter(limits, "api@eu", limit=2)
+    with limiter.acquire(), limiter.acquire():
+        assert admitted(limiter, 20) == 0
+        with pytest.raises(dramatiq.RateLimitExceeded), limiter.acquire():
+            pass
+    with limiter.acquire() as acquired:
+        assert acquired
+
+
+@pytest.mark.parametrize("kind", ["bucket", "window"])
+def test_as_many_run_in_an_interval_as_a_limiter_allows(kind: str, limits: HoldfastRateLimits):
+    hour = {"bucket": {"bucket": 3_600_000}, "window": {"window": 3_600}}[kind]
+    limiter = {"bucket": BucketRateLimiter, "window": WindowRateLimiter}[kind](limits, "mail", limit=5, **hour)
+    held = ConcurrentRateLimiter(limits, "mail", limit=1)  # of the same name, but another counter
+    with held.acquire():
+        assert 5 <= admitted(limiter, 40) <= 10  # 10, if the hour ends meanwhile
+        assert admitted(held, 1) == 0
+
+
+def test_a_window_counts_the_seconds_before_and_forgets_those_that_have_passed(limits: HoldfastRateLimits):
+    def keys() -> list[str]:
+        return ["mail@12", "mail@11", "mail@10"]
+
+    assert limits.incr_and_sum("mail@10", keys, 1, 2, 1)
+    until(lambda: limits.add("mail@10", 1, 3_600_000), "the counter has expired")
+    assert limits.incr_and_sum("mail@11", keys, 1, 2, 3_600_000)
+    assert not limits.incr_and_sum("mail@12", keys, 1, 2, 3_600_000)
+    assert limits.incr_and_sum("mail@13", lambda: ["mail@13", "mail@12", "mail@11"], 1, 2, 3_600_000)
+    assert not limits.decr("mail@13", 2, 0, 3_600_000)
+    assert limits.decr("mail@13", 1, 0, 3_600_000)
+    assert not limits.incr("mail@13", 3, 2, 3_600_000)
+
+
+def test_a_barrier_opens_for_all_who_wait_when_the_last_has_come(limits: HoldfastRateLimits):
+    barrier = Barrier(limits, "barrier", ttl=3_600_000)
+    assert barrier.create(3)
+    assert not barrier.create(1)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(barrier.wait, timeout=PATIENCE_S * 1000) for _ in range(2)]
+        until(lambda: limits.incr("barrier", 0, 1, 3_600_000), "both wait")
+        assert barrier.wait()
+        assert [each.result() for each in waiting] == [True, True]
+    other = Barrier(limits, "other")
+    assert other.create(2)
+    assert not other.wait(timeout=1)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")

@@ -211,6 +211,46 @@ def test_a_result_of_a_run_that_lost_its_lease_does_not_replace_that_of_the_next
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("ack_type", ["when_received", "when_executed", "when_saved"])
+def test_the_type_of_acks_decides_when_a_task_is_acked(ack_type: str, tmp_path: Path):
+    floors: dict[str, int] = {}
+
+    def look(when: str) -> None:
+        floors[when] = int(queue.stats().floor)
+
+    class Backend(HoldfastResultBackend[int]):
+        async def set_result(self, task_id: str, result: TaskiqResult[int]) -> None:
+            await asyncio.to_thread(look, "when it is saved")
+            await super().set_result(task_id, result)
+
+    place = f"{tmp_path}/data"
+    broker = HoldfastBroker(place).with_result_backend(Backend(place))
+
+    @broker.task("look", ack_type=ack_type)
+    async def run() -> int:
+        await asyncio.to_thread(look, "when it runs")
+        return 1
+
+    async def story() -> None:
+        await broker.startup()
+        task = await run.kiq()
+        tasks = broker.listen()
+        await Receiver(broker, run_startup=False).callback(await anext(tasks))
+        assert (await task.get_result()).return_value == 1
+        await tasks.aclose()
+        await broker.shutdown()
+
+    with holdfast.open_broker(place) as other:
+        other.create_topic("taskiq")
+        queue = other.queue("taskiq")
+        asyncio.run(story())
+        look("afterwards")
+    acked = ["when_received", "when_executed", "when_saved"].index(ack_type)
+    assert [floors[when] for when in ("when it runs", "when it is saved", "afterwards")] == [
+        int(acked == 0), int(acked <= 1), 1,
+    ]  # fmt: skip
+
+
 def test_a_message_that_taskiq_drops_returns_to_its_queue(tmp_path: Path):
     broker, add = broker_of_one_task(f"{tmp_path}/data")
 

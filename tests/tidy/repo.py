@@ -31,7 +31,7 @@ def files() -> tuple[Path, ...]:
 
 def modules() -> list[Path]:
     """The modules of the package."""
-    return sorted(PACKAGE.rglob("*.py"))
+    return sorted(path for path in PACKAGE.rglob("*.py") if "_pb2" not in path.name)  # those are made by protoc
 
 
 @cache

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime
 from itertools import combinations
+from typing import Any
 
 import msgspec
 import pytest
 
+from holdfast.broker.samples import Sample, Samples
+from holdfast.broker.tracing import TraceStep
 from holdfast.client.opening import joined, parse_address
 from holdfast.cluster.description import DESCRIPTION, create_cluster, read_cluster
 from holdfast.cluster.placement import NodeTraits, Role, assignments, ranked, shard_of_topic
@@ -18,8 +22,11 @@ from holdfast.env.chain.engines import MemoryStore, open_store, parse_place
 from holdfast.errors import BadSettings, Conflict, CorruptData, InvalidRequest, NotFound, UnknownFormat
 from holdfast.local.opening import open_broker_port
 from holdfast.local.sync.broker import LocalBrokerPort
-from holdfast.server.cluster.merging import MERGED, ShardAnswer
+from holdfast.protocol.topics import Steps
+from holdfast.server.cluster.across import shown_steps
+from holdfast.server.cluster.merging import MERGED, ShardAnswer, merged_samples
 from holdfast.server.cluster.node import checked_name, node_id_of
+from holdfast.server.cluster.passing import is_plain
 from holdfast.settings import BrokerSettings, ServerSettings
 
 NODES = [f"node-{number}" for number in range(5)]
@@ -402,3 +409,54 @@ def test_a_table_that_cannot_be_read_is_refused(content, error):
     store.create(f"cluster/placement/{1:020}", content)
     with pytest.raises(error):
         PlacementStore(store, "").read()
+
+
+@pytest.mark.parametrize(
+    ("data", "is_whole"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-correlation-id: a\r\n\r\nok", True),
+        (b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok", False),  # more is to come
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nok", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok", False),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", False),
+        (b"HTTP/1.1 421 Misdirected Request\r\nx-holdfast-moved: 1\r\ncontent-length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n", False),
+        (b"", False),
+    ],
+)
+def test_only_whole_answers_of_success_are_passed_back_unread(data: bytes, is_whole: bool):
+    assert is_plain(data) is is_whole
+
+
+def steps(*times: int, more: str = "") -> Steps:
+    return Steps(steps=[TraceStep(at, "published", f"t-0-{at}", "t") for at in times], next=more)
+
+
+def shown(*pages: Steps, limit: int = 10, is_last: bool = False) -> list[int]:
+    return [step.at_ns for _, step in shown_steps(pages, limit, is_last=is_last)]
+
+
+def test_steps_of_several_shards_are_shown_up_to_the_time_that_all_have_told_of():
+    assert shown(steps(1, 4), steps(2, 3)) == [1, 2, 3, 4]
+    assert shown(steps(1, 4, 9), steps(2, 3, more="7")) == [1, 2, 3]  # the second one may have a step at 4
+    assert shown(steps(1, 4), steps(2, 3), limit=2) == [1, 2]
+    assert shown(steps(1), steps(more="7")) == []  # nothing is known of the second one yet
+    assert shown(steps(1, 5, 9), steps(4, 8, more="7"), is_last=True) == [4, 5, 8, 9]
+    assert shown(steps(1, 5, 9), steps(4, 8), limit=2, is_last=True) == [8, 9]
+
+
+def test_samples_of_shards_add_up():
+    def samples(at_s: int, **facts: Any) -> Samples:
+        at = datetime.fromtimestamp(at_s, UTC)
+        usual: dict[str, Any] = dict.fromkeys(("published_rate", "handled_rate", "failed_rate", "oldest_seconds"), 1.0)
+        usual |= {"ready": 2, "dead": 0, "handle_p50_seconds": None, "handle_p99_seconds": None}
+        one = Sample(at=at, **{**usual, **facts})
+        return Samples(topic="", group="", mode="total", step_seconds=5, since=at, until=at, samples=[one])
+
+    found = merged_samples([samples(10), samples(5), samples(10, ready=3, oldest_seconds=7.0, handle_p99_seconds=0.5)])
+    assert [sample.at.timestamp() for sample in found.samples] == [5, 10]
+    last = found.samples[-1]
+    assert (last.published_rate, last.ready, last.oldest_seconds, last.handle_p99_seconds) == (2.0, 5, 7.0, 0.5)
+    assert (found.since.timestamp(), found.until.timestamp()) == (5, 10)

@@ -13,7 +13,7 @@ from holdfast.broker.folder.layout import check_topic_name
 from holdfast.env.process import asyncio
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.later import traceback
-from holdfast.model import MOST_DOCUMENT_BYTES, Durability
+from holdfast.model import DURABILITY_OF_ACKS, MOST_DOCUMENT_BYTES, Durability
 
 # Searches in traces, with their times and limits.
 
@@ -192,6 +192,17 @@ def check_durability(durability: object) -> None:
     """Refuse anything that is not a durability, or None."""
     if durability is not None and not (isinstance(durability, str) and durability in get_args(Durability)):
         raise InvalidRequest(f"durability={durability!r} is not known; use one of {', '.join(get_args(Durability))}")
+
+
+def durability_of(acks: object, durability: Durability | None) -> Durability | None:
+    """The durability that `acks` asks for: another name for it, so only one of the two can be given."""
+    if acks is None:
+        return durability
+    if durability is not None:
+        raise InvalidRequest(f"acks={acks!r} and durability={durability!r} say the same: give one of them")
+    if not (isinstance(acks, str) and acks in DURABILITY_OF_ACKS):
+        raise InvalidRequest(f"acks={acks!r} is not known; use one of {', '.join(DURABILITY_OF_ACKS)}")
+    return DURABILITY_OF_ACKS[acks]
 
 
 def check_rate(rate: object) -> None:

@@ -155,6 +155,8 @@ with the setting `durability` in the settings file.
   os         survives kill -9; a power cut may lose what the system has not
              written to the disk yet
 
+`put --acks` takes other names for the same: all for fsync, leader and none for os.
+
 `holdfast doctor DIR` measures what fsync costs on your disk, and `holdfast bench DIR` how fast each of them is.
 """,
     "bodies": """\

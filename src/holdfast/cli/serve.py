@@ -61,6 +61,12 @@ TlsClientCa: TypeAlias = Annotated[
 Port: TypeAlias = Annotated[
     int | None, option("--port N", "The port; 7700 by default, 0 for a free one.", least=0, most=65_535)
 ]
+GrpcPort: TypeAlias = Annotated[
+    int | None, option("--grpc-port N", "Also serve gRPC on this port; 0 for a free one.", least=0, most=65_535)
+]
+Drain: TypeAlias = Annotated[
+    str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
+]
 StoreUrl: TypeAlias = Annotated[
     str | None, option("--store URL", "The folder in a store to serve, such as s3://bucket/jobs, instead of DIR.")
 ]
@@ -81,9 +87,6 @@ Weight: TypeAlias = Annotated[
 ]
 MaxShards: TypeAlias = Annotated[int | None, option("--max-shards N", "The most shards the node may own.", least=1)]
 Host: TypeAlias = Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")]
-Drain: TypeAlias = Annotated[
-    str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s by default.")
-]
 TokensFile: TypeAlias = Annotated[
     str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
 ]
@@ -109,6 +112,7 @@ def serve_command(
     host: Host = None,
     port: Port = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
+    grpc_port: GrpcPort = None,
     tokens: TokensFile = None,
     lake: Lake = None,
     tls_cert: TlsCert = None,
@@ -135,6 +139,7 @@ def serve_command(
         "host": host,
         "port": port,
         "socket": socket,
+        "grpc_port": grpc_port,
         "tokens_file": tokens,
         "tls_cert_file": tls_cert,
         "tls_key_file": tls_key,

@@ -13,9 +13,10 @@ import msgspec
 
 from holdfast.client.network import Network, Transport, failure_text, tls_refusal
 from holdfast.client.opening import Address, is_address
+from holdfast.client.owners import STRAIGHT_CONNECT_S, STRAIGHT_WAIT_S, Endpoint, Owners, straight_s
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable, UnknownTopic
-from holdfast.protocol.media import JSON, MSGPACK, RUNS, ErrorAnswer, decode, encoder, error_of
+from holdfast.protocol.media import JSON, MSGPACK, OWNER, RUNS, ErrorAnswer, decode, encoder, error_of
 
 if TYPE_CHECKING:
     import ssl
@@ -87,6 +88,7 @@ _MOST_IDLE: Final = 64
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 _TRIES: Final = 6  # of several nodes, each gets this part of the time
 _CONNECT_S: Final = 3.0  # of several nodes, one that takes longer is left for the next
+_MOST_WAIT_S: Final = 20.0  # one call waits no longer than that; then it asks again
 
 
 class Unsent(Exception):
@@ -100,8 +102,9 @@ class AnswerLost(Exception):
 class PooledConnection:
     """A connection, and the reader of its answers."""
 
-    def __init__(self, wire: Transport) -> None:
+    def __init__(self, wire: Transport, endpoint: Endpoint) -> None:
         self.wire = wire
+        self.endpoint = endpoint
         self.reader = AnswerReader()
         self.used_ns = 0
         self.fresh = True
@@ -121,9 +124,9 @@ class Caller:
         timeout_s: float = 30.0,
     ) -> None:
         self.world = world
-        self.address = address  # the one that is called now
-        self._addresses = (address, *address.others)
-        self._host = b"host: %b\r\n" % address.authority.encode("latin-1")
+        self.owners = Owners(world.clock, (address, *address.others))
+        self._given = self.owners.given
+        self._current = self._given[0]  # the one that is called for what has no known owner
         self.timeout_s = timeout_s
         self.closed = False
         self.on_broken: Callable[[], None] | None = None  # for one who can do something about it
@@ -133,8 +136,17 @@ class Caller:
         self._mono_ns = world.clock.monotonic_ns
         self.common = common_headers(address.authority, token, {})
         self._behind_path = _behind_path(self.common, MSGPACK)
-        self._idle: deque[PooledConnection] = deque()
         self._waiting: set[PooledConnection] = set()  # of calls that wait for something to happen, such as a message
+
+    @property
+    def address(self) -> Address:
+        """The given address that is called now."""
+        return self._current.address
+
+    @property
+    def most_wait_s(self) -> float:
+        """How long one call may let the server wait for something to happen. Whoever wants more asks again."""
+        return STRAIGHT_WAIT_S if self.owners.places else _MOST_WAIT_S
 
     def check_open(self) -> None:
         if self.closed:
@@ -146,7 +158,7 @@ class Caller:
         An error that comes after an earlier attempt whose fate is unknown has `repeated` set.
         """
         waits = ask.again and ask.wait_s > 0
-        attempt = partial(self._attempt, request_bytes(ask, self.common), not ask.again, waits)
+        attempt = partial(self._attempt, ask, request_bytes(ask, self.common), waits)
         return self.value_of(await self.answered(ask, attempt), ask.answers)
 
     def post_head(self, path: str, more: int | str = "") -> bytes:
@@ -210,19 +222,22 @@ class Caller:
 
     def _most_s(self, ask: Ask) -> float:
         """How long one attempt may take: of several nodes, one may be stopped, and others not."""
-        return ask.wait_s + (self.timeout_s / _TRIES if len(self._addresses) > 1 and ask.again else self.timeout_s)
+        return ask.wait_s + (self.timeout_s / _TRIES if len(self._given) > 1 and ask.again else self.timeout_s)
 
     async def _attempt(
         self,
+        ask: Ask,
         content: bytes,
-        careful: bool,  # noqa: FBT001  a keyword costs time here
-        waits: bool,  # noqa: FBT001
+        waits: bool,  # noqa: FBT001  a keyword costs time here
         timeout_s: float,
     ) -> Answer:
-        connection = self._rested(careful=careful) or await self.connection(timeout_s, careful=careful)
-        address = self.address
-        if address is not self._addresses[0]:
-            content = content.replace(self._host, b"host: %b\r\n" % address.authority.encode("latin-1"), 1)
+        path = ask.path if ask.again and ask.wait_s <= STRAIGHT_WAIT_S else ""
+        connection = await self.connection(timeout_s, careful=not ask.again, path=path)
+        endpoint = connection.endpoint
+        if endpoint is not self._given[0]:
+            content = self.addressed(content, connection)
+        if endpoint is not self._current:
+            timeout_s = min(timeout_s, straight_s(ask.wait_s, len(content)))
         done = False
         try:
             if waits:
@@ -234,9 +249,7 @@ class Caller:
                 if answer is None:
                     answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
-                refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
-                self._turn_from(address)
-                raise refusal or AnswerLost(failure_text(self.address, error, fresh=connection.fresh)) from error
+                raise self.cut_off(connection, error) from error
             done = True
         finally:
             if waits:
@@ -244,14 +257,35 @@ class Caller:
             if not done:  # the rest of the answer may still arrive: the next call would take it for its own
                 connection.wire.close()
         self.give_back(connection, answer)
+        if OWNER in answer.headers and ask.again:
+            self.owners.learn(ask.path, answer.headers[OWNER])
         return answer
+
+    def addressed(self, content: bytes, connection: PooledConnection) -> bytes:
+        """A request whose head was made for the first address, for this connection."""
+        return content.replace(self._given[0].host, connection.endpoint.host, 1)
+
+    def cut_off(self, connection: PooledConnection, error: BaseException) -> Exception:
+        """The error of a call whose connection broke, or that was not answered in time."""
+        endpoint = connection.endpoint
+        refusal = tls_refusal(endpoint.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
+        if endpoint is self._current:
+            self.owners.forget(endpoint)
+            self._turn_from(endpoint)
+        elif refusal is not None or isinstance(error, TimeoutError):
+            self.owners.failed(endpoint)  # the other nodes may still be reached
+            refusal = None
+        else:
+            self.owners.forget(endpoint)
+        return refusal or AnswerLost(failure_text(endpoint.address, error, fresh=connection.fresh))
 
     def give_back(self, connection: PooledConnection, answer: Answer) -> None:
         """The answer is complete: keep the connection for the next call, if the server agrees."""
-        if answer.keep and not self.closed and len(self._idle) < _MOST_IDLE:
+        idle = connection.endpoint.idle
+        if answer.keep and not self.closed and len(idle) < _MOST_IDLE:
             connection.used_ns = self._mono_ns()
             connection.fresh = False
-            self._idle.append(connection)
+            idle.append(connection)
         else:
             connection.wire.close()
 
@@ -269,47 +303,63 @@ class Caller:
             if timeout_s <= 0:
                 raise TimeoutError("the response was not complete in time")
 
-    async def connection(self, timeout_s: float, *, careful: bool) -> PooledConnection:
-        """Return an idle connection if it is usable, otherwise a new one."""
-        rested = self._rested(careful=careful)
+    async def connection(self, timeout_s: float, *, careful: bool, path: str = "") -> PooledConnection:
+        """Return an idle connection if one is usable, otherwise a new one: to the owner of what the path names."""
+        owner = self.owners.of(path) if path and self.owners.places else None
+        if owner is not None and owner is not self._current:
+            straight = self._rested(owner, careful=careful) or await self._straight(owner, timeout_s)
+            if straight is not None:
+                return straight
+        rested = self._rested(self._current, careful=careful)
         if rested is not None:
             return rested
-        for _ in self._addresses[1:]:
-            address = self.address
+        for _ in self._given[1:]:
+            endpoint = self._current
             try:
-                wire = await self.ways.connect(address, min(timeout_s, _CONNECT_S), self._tls)
+                wire = await self.ways.connect(endpoint.address, min(timeout_s, _CONNECT_S), self._tls)
             except (OSError, TimeoutError) as error:
-                if tls_refusal(address, error) is not None:
+                if tls_refusal(endpoint.address, error) is not None:
                     break
-                self._turn_from(address)
+                self._turn_from(endpoint)
             else:
                 self.state.opened()
-                return PooledConnection(wire)
+                return PooledConnection(wire, endpoint)
+        endpoint = self._current
         try:
-            wire = await self.ways.connect(self.address, timeout_s, self._tls)
+            wire = await self.ways.connect(endpoint.address, timeout_s, self._tls)
         except (OSError, TimeoutError) as error:
-            refusal = tls_refusal(self.address, error)
+            refusal = tls_refusal(endpoint.address, error)
             if refusal is not None:
                 raise refusal from error
             self.state.failed()
             self.drop_idle()
             if self.on_broken is not None:
                 await self.ways.aside(self.on_broken)
-            raise Unsent(failure_text(self.address, error, fresh=True)) from error
+            raise Unsent(failure_text(endpoint.address, error, fresh=True)) from error
         self.state.opened()
-        return PooledConnection(wire)
+        return PooledConnection(wire, endpoint)
 
-    def _turn_from(self, address: Address) -> None:
+    async def _straight(self, owner: Endpoint, timeout_s: float) -> PooledConnection | None:
+        """A new connection to a node that only an answer has named; None if it cannot be reached from here."""
+        try:
+            wire = await self.ways.connect(owner.address, min(timeout_s, STRAIGHT_CONNECT_S), self._tls)
+        except (OSError, TimeoutError):
+            self.owners.failed(owner)
+            return None
+        owner.failures = 0
+        return PooledConnection(wire, owner)
+
+    def _turn_from(self, endpoint: Endpoint) -> None:
         """Call the node after this one from now on, unless another call has found that out already."""
-        if self.address is address and len(self._addresses) > 1:
-            at = self._addresses.index(address)
-            self.address = self._addresses[(at + 1) % len(self._addresses)]
-            self.drop_idle()
+        if self._current is endpoint and len(self._given) > 1:
+            at = self._given.index(endpoint)
+            endpoint.drop_idle()
+            self._current = self._given[(at + 1) % len(self._given)]
 
-    def _rested(self, *, careful: bool) -> PooledConnection | None:
+    def _rested(self, endpoint: Endpoint, *, careful: bool) -> PooledConnection | None:
         while True:
             try:
-                connection = self._idle.pop()
+                connection = endpoint.idle.pop()
             except IndexError:
                 return None
             wire = connection.wire
@@ -320,18 +370,16 @@ class Caller:
 
     def drop_idle(self) -> None:
         """Close the idle connections."""
-        while self._idle:
-            try:
-                self._idle.pop().wire.close()
-            except IndexError:
-                return
+        for endpoint in self.owners:
+            endpoint.drop_idle()
 
     def forget_idle(self) -> None:
         """In a child after a fork: what rests is the parent's to use; here it is dropped silently."""
-        idle, self._idle = self._idle, deque()
         self._waiting = set()
-        for connection in idle:
-            connection.wire.forget()
+        for endpoint in self.owners:
+            idle, endpoint.idle = endpoint.idle, deque()
+            for connection in idle:
+                connection.wire.forget()
 
     def close(self) -> None:
         """Close: calls that wait raise Closed at once, others are answered. Closing twice is fine."""
@@ -454,6 +502,7 @@ _PLAIN: Final = frozenset(
         "cross-origin-resource-policy",
         "x-content-type-options",
         "x-correlation-id",
+        OWNER,
     }
 )
 _starts: Final[dict[bytes, Answer]] = {}

@@ -219,3 +219,11 @@ def has_ended(connection: socket.socket) -> bool:
         return bool(poll.poll(0))
     except (OSError, ValueError):
         return True
+
+
+def bell() -> tuple[socket.socket, socket.socket]:
+    """Two sockets that are connected: a loop hears at the first what another thread writes to the second."""
+    heard, rung = socket.socketpair()
+    heard.setblocking(False)
+    rung.setblocking(False)
+    return heard, rung

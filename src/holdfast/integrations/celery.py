@@ -70,6 +70,7 @@ class HoldfastBackend(KeyValueStoreBackend):
     def incr(self, key: str | bytes) -> int:
         """Count up from 0; chords count their parts that are done."""
         after = self._results.change(_text(key), lambda value: {**value, "value": int(value.get("value", 0)) + 1})
+        assert after is not None
         return int(after["value"])
 
     def expire(self, key: str | bytes, value: float) -> None:

@@ -41,6 +41,7 @@ from kombu.utils.uuid import uuid
 
 import holdfast
 from holdfast.env import real_world
+from holdfast.env.sockets import bell
 from holdfast.errors import Closed, HoldfastError, LeaseLost, LockHeld, Unavailable, UnknownTopic
 from holdfast.integrations import register_transport
 from holdfast.integrations.places import Shared, check_answers, check_threads, place_of, places, shown_url, topic_name
@@ -439,6 +440,14 @@ class TakenMessages:
         self._turns: deque[tuple[Channel, str]] = deque()
         self._arrived: dict[tuple[Channel, str], list[tuple[int, int, holdfast.Message[bytes] | HoldfastError]]] = {}
         self._numbers = count()
+        self._wake: Callable[[], Any] = bool
+
+    def wake_by(self, wake: Callable[[], Any]) -> None:
+        """Call this whenever a message comes, too."""
+        with self._changed:
+            self._wake = wake
+            if self._turns:
+                wake()
 
     def put(self, channel: Channel, queue: str, arrived: holdfast.Message[bytes] | HoldfastError) -> None:
         urgency = _FIRST if isinstance(arrived, HoldfastError) else arrived.priority
@@ -446,6 +455,7 @@ class TakenMessages:
             self._turns.append((channel, queue))
             heappush(self._arrived.setdefault((channel, queue), []), (-urgency, next(self._numbers), arrived))
             self._changed.notify()
+            self._wake()
 
     def get(self, timeout: float | None) -> tuple[Channel, str, holdfast.Message[bytes] | HoldfastError]:
         """Return the next one; waits for it. Raises TimeoutError."""
@@ -472,6 +482,30 @@ class TakenMessages:
         return [each for _, _, each in arrived if not isinstance(each, HoldfastError)]
 
 
+class Bell:
+    """Calls a function in kombu's event loop when another thread has rung."""
+
+    def __init__(self, loop: Any, answer: Callable[[Any], None], connection: Any) -> None:
+        self._loop = loop
+        self._answer = answer
+        self._heard, self._rung = bell()
+        loop.add_reader(self._heard, self._hear, connection)
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):  # it has rung, and nobody has heard it yet
+            self._rung.send(b"\0")
+
+    def _hear(self, connection: Any) -> None:
+        with suppress(BlockingIOError):
+            self._heard.recv(4096)
+        self._answer(connection)
+
+    def close(self) -> None:
+        self._loop.remove(self._heard)
+        self._heard.close()
+        self._rung.close()
+
+
 class HoldfastTransport(virtual.Transport):
     """Connections of kombu to Holdfast."""
 
@@ -481,13 +515,16 @@ class HoldfastTransport(virtual.Transport):
     driver_name = "holdfast"
     connection_errors = (*virtual.Transport.connection_errors, OSError, Unavailable, Closed)
     channel_errors = (*virtual.Transport.channel_errors, HoldfastError)
-    implements = virtual.Transport.implements.extend(exchange_type=frozenset({"direct", "topic", "fanout"}))
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"})
+    )
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         restore_url(client)
         check_threads(place_of(client.hostname)[0])  # here, because what a connection raises is tried again
         self.arrived = TakenMessages()
+        self._bell: Bell | None = None
 
     @property
     def shared(self) -> Shared:
@@ -503,6 +540,29 @@ class HoldfastTransport(virtual.Transport):
         most_s = self.client.connect_timeout or _CONNECT_S  # for all alternates together, says kombu
         check_answers(self.client.hostname, most_s / max(1, len(self.client.alt or ())), self._opening)
         return super().establish_connection()
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let Celery's event loop deliver messages, between replies of its children, timers and remote control."""
+        if self._bell is not None:
+            self._bell.close()
+        self._bell = Bell(loop, self._deliver_arrived, connection)
+        self.arrived.wake_by(self._bell.ring)
+
+    def _deliver_arrived(self, connection: Any) -> None:
+        for _ in range(_UNLIMITED):
+            try:
+                self.drain_events(connection, timeout=0)
+            except TimeoutError:
+                return
+        assert self._bell is not None
+        self._bell.ring()  # others have their turn first
+
+    def close_connection(self, connection: Any) -> None:
+        if self._bell is not None:
+            self.arrived.wake_by(bool)
+            self._bell.close()
+            self._bell = None
+        super().close_connection(connection)
 
     def driver_version(self) -> str:
         return holdfast.__version__

@@ -17,7 +17,7 @@ from holdfast.errors import Conflict, HoldfastError, LockHeld
 from holdfast.integrations.places import topic_name
 
 _MS: Final = 1000
-_EXPIRES: Final = "expires_at_ms"
+EXPIRES: Final = "expires_at_ms"
 _SWEEP_MS: Final = 3_600_000
 _LOCK: Final = "holdfast.expired"
 
@@ -35,10 +35,10 @@ class Expiry:
 
     def stored(self, value: dict[str, Any], keep_s: float | None) -> dict[str, Any]:
         """The value with the time at which it expires, None: never."""
-        return value | ({_EXPIRES: self.now_ms() + int(keep_s * _MS)} if keep_s else {})
+        return value | ({EXPIRES: self.now_ms() + int(keep_s * _MS)} if keep_s else {})
 
     def expired(self, value: dict[str, Any]) -> bool:
-        return bool(value.get(_EXPIRES, self.now_ms() + 1) <= self.now_ms())
+        return bool(value.get(EXPIRES, self.now_ms() + 1) <= self.now_ms())
 
     def now_ms(self) -> int:
         return self._clock.now_ns() // 1_000_000
@@ -73,19 +73,25 @@ class Results:
     def remove(self, key: str) -> None:
         self._broker().documents.remove(self._expiry.name(key))
 
-    def change(self, key: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """Store what `changed` makes of the value, whoever else changes it at the same time."""
+    def change(self, key: str, changed: Callable[[dict[str, Any]], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Store what `changed` makes of the value, whoever else changes it at the same time; None: leave it."""
         documents = self._broker().documents
         while True:
             found = documents.get(self._expiry.name(key))
             after = changed({} if found is None or self._expiry.expired(found.value) else found.value)
+            if after is None:
+                return None
             with suppress(Conflict):
                 documents.update(self._expiry.name(key), after, version=found.version if found else 0)
                 return after
 
     def expire(self, key: str, keep_s: float) -> None:
         """Keep the value for so long from now on."""
-        self.change(key, lambda before: self._expiry.stored(before, keep_s))
+        self.change(key, lambda before: self._expiry.stored(before, keep_s) if before else None)
+
+    def now_ms(self) -> int:
+        """The time that decides what has expired."""
+        return self._expiry.now_ms()
 
     def remove_expired(self, *prefixes: str) -> int:
         """Remove the results that have expired, unless another process is doing so; returns how many."""

@@ -19,7 +19,7 @@ from holdfast.broker.waiters import Waiter
 from holdfast.env import Clock, close_in_children
 from holdfast.env.process import get_logger
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutOfSequence, QueueFull
-from holdfast.model import Durability
+from holdfast.model import DURABILITY_OF_ACKS, Durability
 from holdfast.producing.parcels import MESSAGE_COST, Callback, Destination, Outbox, Parcel, ProducerPort, Span
 from holdfast.settings import ProducerSettings, load
 
@@ -532,7 +532,7 @@ class Sender:
             )
         self._port = port
         self._settings = settings
-        self._durability: Durability = "fsync" if settings.acks == "all" else "os"
+        self._durability: Durability = DURABILITY_OF_ACKS[settings.acks]
         self._name = None if name is None else check_name(name, "producer")
         self._resume = resume
         self._beginning = threading.Lock()

@@ -20,6 +20,9 @@ FRAMES: Final = "application/vnd.holdfast.frames"  # MessagePack values, each be
 RAW: Final = "application/octet-stream"
 EVENTS: Final = "text/event-stream"
 MULTIPART: Final = "multipart/form-data"
+OWNER: Final = (
+    "x-holdfast-owner"  # in the answer to a call that a node has passed on: the address of the one that owns it
+)
 # Nobody said what it is: curl says the second of whatever it is given with -d. It is taken for JSON.
 UNSAID: Final = ("", "application/x-www-form-urlencoded")
 

@@ -13,7 +13,7 @@ from holdfast.api.arguments import MOST_REASON_CHARS
 from holdfast.api.listing import DeadGroup
 from holdfast.api.schedules import Schedule
 from holdfast.broker.tracing import TraceStep
-from holdfast.model import Failure, Pause
+from holdfast.model import DURABILITY_OF_ACKS, Failure, Pause
 from holdfast.scheduling import Misfire
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
@@ -29,11 +29,21 @@ Priority = Annotated[int, Meta(ge=0, le=9)]
 AttemptId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]  # ASCII that can be seen
 Owner = Annotated[str, Meta(max_length=200)]
 Durability = Literal["fsync", "os", "interval"]
+Acks = Literal["none", "leader", "all"]
 Codec = Literal["none", "zstd", "lz4", "gzip"]
 
 MOST_MESSAGES: Final = 100_000  # of one call; a server may be set to take fewer
 MOST_HEADERS: Final = 1_000  # of one message
 MOST_RECEIPTS: Final = 10_000  # of one call
+
+
+def durability_asked(acks: Acks | None, durability: Durability | None) -> Durability | None:
+    """The durability that a call asks for, by either name. Raises ValueError, as decoders expect, if it has both."""
+    if acks is None:
+        return durability
+    if durability is not None:
+        raise ValueError(f"`acks` and `durability` say the same: give one of them, {acks!r} or {durability!r}")
+    return DURABILITY_OF_ACKS[acks]
 
 
 class Wire(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _Part = TypeVar("_Part")
 
 MOST_AT_ONCE: Final = 10_000
-MOST_WAIT_S: Final = 20.0  # one call waits no longer than that; then it asks again
 UNLIMITED_S: Final = 24 * 3600.0
 _MOST_PEEKED: Final = 10_000
 _MOST_UNANSWERED: Final = 100

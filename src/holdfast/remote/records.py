@@ -46,7 +46,7 @@ from holdfast.client.calling import (
     path_of,
     request_bytes,
 )
-from holdfast.client.network import failure_text, run
+from holdfast.client.network import run
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.large import CHUNK_BYTES
 from holdfast.model import Durability, Record
@@ -136,14 +136,15 @@ class _Fetching:
 
     async def _attempt(self, timeout_s: float) -> Answer:
         """The head of the answer, or the whole of a short one: a refusal, as a rule."""
-        connection = await self._caller.connection(timeout_s, careful=False)
+        connection = await self._caller.connection(timeout_s, careful=False, path=self._ask.path)
         self._connection = connection
         done = False
         try:
             try:
-                await connection.wire.send(request_bytes(self._ask, self._caller.common), timeout_s)
+                content = self._caller.addressed(request_bytes(self._ask, self._caller.common), connection)
+                await connection.wire.send(content, timeout_s)
             except OSError as error:
-                raise AnswerLost(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
+                raise self._caller.cut_off(connection, error) from error
             answer: Answer | None = None
             while answer is None and not 200 <= connection.reader.status < 300:
                 answer = await self._more(connection)
@@ -166,7 +167,7 @@ class _Fetching:
                 raise EOFError("the server closed the connection without responding")
             return connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
-            raise AnswerLost(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
+            raise self._caller.cut_off(connection, error) from error
 
     def end(self) -> None:
         """Nobody reads on: what still comes would be taken for the answer to another call."""
@@ -547,7 +548,7 @@ class StreamUpload:
         return stored
 
     async def _attempt(self, timeout_s: float) -> Answer:
-        connection = await self._caller.connection(timeout_s, careful=True)
+        connection = await self._caller.connection(timeout_s, careful=True, path=self._ask.path)
         done = False
         try:
             answer = await self._invited(connection, timeout_s)
@@ -564,7 +565,7 @@ class StreamUpload:
     async def _invited(self, connection: PooledConnection, timeout_s: float) -> Answer | None:
         """Wait until the server wants the rest, or has refused it without reading a byte."""
         try:
-            await connection.wire.send(self._head, timeout_s)
+            await connection.wire.send(self._caller.addressed(self._head, connection), timeout_s)
             answer = None
             while answer is None and not connection.reader.continued:
                 content = await connection.wire.receive(timeout_s)
@@ -572,7 +573,7 @@ class StreamUpload:
                     raise EOFError("the server closed the connection without responding")
                 answer = connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
-            raise Unsent(failure_text(self._caller.address, error, fresh=connection.fresh)) from error
+            raise Unsent(str(self._caller.cut_off(connection, error))) from error
         return answer
 
     async def _send(self, connection: PooledConnection) -> Answer:
@@ -587,7 +588,7 @@ class StreamUpload:
         try:
             return await self._caller.answer_of(connection, self._caller.timeout_s if failed is None else _LAST_WORDS_S)
         except (OSError, EOFError, BROKEN) as error:
-            raise AnswerLost(failure_text(self._caller.address, failed or error, fresh=False)) from error
+            raise self._caller.cut_off(connection, failed or error) from error
 
     async def _passed(self, connection: PooledConnection, content: bytes, behind: bytes = b"") -> OSError | None:
         chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""

@@ -68,9 +68,14 @@ def limits_of(settings: ServerSettings) -> ConnectionLimits:
         body_bytes_per_s=settings.min_body_bytes_per_s,
         idle_s=settings.idle_timeout_ms / 1000,
         write_s=settings.write_timeout_ms / 1000,
-        connections=settings.max_connections,
+        connections=settings.max_connections - grpc_connections(settings),
         connections_per_address=settings.max_connections_per_address,
     )
+
+
+def grpc_connections(settings: ServerSettings) -> int:
+    """How many of the connections are for gRPC, which counts its own."""
+    return 0 if settings.grpc_port is None else settings.max_connections // 4
 
 
 class Admitted(Enum):

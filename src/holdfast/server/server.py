@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.tracing import TraceContext, parse_traceparent
@@ -24,6 +24,7 @@ from holdfast.errors import (
     Closed,
     DiskFailed,
     HoldfastError,
+    NotInstalled,
     TooManyWaiters,
     Unauthenticated,
     Unavailable,
@@ -77,6 +78,9 @@ from holdfast.server.tokens import Principal
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
 from holdfast.storage.files import ran_out, shortage
+
+if TYPE_CHECKING:
+    from holdfast.server.grpc.face import GrpcServer
 
 # The routes of every server. Metrics, console and audit log are added where they are enabled.
 API: Final[Sequence[Routes]] = (
@@ -132,6 +136,7 @@ class Server:
             self.app.handle, self.app.refuse, limits_of(settings), self._meter, self.app.answer_known, self.app.heads
         )
         self.service.connections = lambda: len(self.http.connections)
+        self.grpc: GrpcServer | None = None
 
     async def listen(self, tls: ssl.SSLContext | None = None) -> list[str]:
         """Listen on the addresses in the settings. Returns them as URLs."""
@@ -146,12 +151,32 @@ class Server:
         if self.settings.socket is not None:
             await self.http.listen_on(socket_at(self.settings.socket))
             found.append(f"unix:{self.settings.socket}")
+        if self.settings.grpc_port is not None:
+            found.append(await self._listen_for_grpc(self.settings))
         return found
+
+    async def _listen_for_grpc(self, settings: ServerSettings) -> str:
+        try:
+            from holdfast.server.grpc.face import GrpcServer, credentials_of
+        except ImportError as error:
+            raise NotInstalled(
+                f"gRPC needs a package that is not installed ({error.name}); run: pip install 'holdfast[grpc]'"
+            ) from None
+        self.grpc = GrpcServer(self.app, settings)
+        try:
+            return await self.grpc.listen(credentials_of(settings, self.service.world))
+        except BaseException:
+            await self.http.close(0)
+            raise
 
     async def drain(self) -> bool:
         """Take no more calls, end those that wait, finish the others. Returns whether all were finished."""
         self.service.leave()
-        finished = await self.http.close(self.settings.drain_ms / 1000)
+        grace_s = self.settings.drain_ms / 1000
+        if self.grpc is not None:
+            finished, _ = await asyncio.gather(self.http.close(grace_s), self.grpc.close(grace_s))
+        else:
+            finished = await self.http.close(grace_s)
         await self.service.publishing.settle()
         self.service.pool.close()
         return finished
@@ -284,9 +309,7 @@ _INTERNAL: Final = "the server failed to handle this call; its log says why, und
 
 
 # Returns an error as a page if the request was for one, otherwise None.
-ErrorPage: TypeAlias = Callable[
-    [Request, int, Fault, Callable[[Request], Principal | None], ServerSettings], Response | None
-]
+ErrorPage: TypeAlias = Callable[..., Response | None]
 
 
 class Auditor(Protocol):
@@ -573,7 +596,9 @@ class ServerApp:
     def _answer(self, request: Request, status: int, fault: Fault) -> Response:
         page = None
         if self.error_page is not None:
-            page = self.error_page(request, status, fault, self._known, self.service.settings)
+            page = self.error_page(
+                request, status, fault, self._known, self.service.settings, is_cluster=self.service.is_shard
+            )
         if page is not None:
             return page
         media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON

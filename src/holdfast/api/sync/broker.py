@@ -14,6 +14,7 @@ from holdfast.api.arguments import (
     check_search,
     check_search_request,
     check_shard,
+    durability_of,
     sampled_ms,
     switch,
 )
@@ -48,7 +49,7 @@ from holdfast.api.topics import (
 )
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
 from holdfast.errors import InvalidRequest
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import Acks, CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ class Broker(BrokerParts):
         delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
         dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None, durability: Durability | None = None, codec: CodecName | None = None,
+        acks: Acks | None = None,
     ) -> Stored:  # fmt: skip
         """Store a message in a topic; every group of the topic gets it. If it raises, nothing is stored.
 
@@ -241,6 +243,7 @@ class Broker(BrokerParts):
             partition: The partition; by default that of its key, or else the next one in turn.
             durability: "fsync", "interval" or "os", for this call.
             codec: "none", "zstd", "lz4" or "gzip", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
 
         Returns:
             The message's id and place.
@@ -251,6 +254,8 @@ class Broker(BrokerParts):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
+        if acks is not None:
+            durability = durability_of(acks, durability)
         options = (key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         if codec is None:
             plain = type(body) is bytes and options == NO_OPTIONS and type(priority) is int
@@ -270,6 +275,7 @@ class Broker(BrokerParts):
         partition: int | None = None,
         durability: Durability | None = None,
         codec: CodecName | None = None,
+        acks: Acks | None = None,
     ) -> Sequence[Stored]:
         """Store several messages in one call. Of those that go to the same partition, all are stored or none.
 
@@ -279,6 +285,7 @@ class Broker(BrokerParts):
             partition: The partition for all of them.
             durability: "fsync", "interval" or "os", for this call.
             codec: "none", "zstd", "lz4" or "gzip", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
 
         Returns:
             The ids and places, in the order of the messages.
@@ -288,6 +295,7 @@ class Broker(BrokerParts):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
+        durability = durability_of(acks, durability)
         return self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     def publish_stream(
@@ -298,6 +306,7 @@ class Broker(BrokerParts):
         *,
         partition: int | None = None,
         durability: Durability | None = None,
+        acks: Acks | None = None,
         **options: Any,
     ) -> Stored:
         """Store one message whose body is read piece by piece and never held in memory whole.
@@ -308,6 +317,7 @@ class Broker(BrokerParts):
             size_hint: The number of bytes; a body that is too large is then refused before it is read.
             partition: The partition; by default that of its key, or else the next one in turn.
             durability: "fsync", "interval" or "os", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
             **options: Those of `publish` except `codec`.
 
         Returns:
@@ -318,10 +328,10 @@ class Broker(BrokerParts):
             MessageTooLarge: The body exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
-        message = stream_options(options)
         wanted = StreamRequest(
-            stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
-        )
+            stream=stream, message=stream_options(options), size_hint=size_hint, partition=partition,
+            durability=durability_of(acks, durability),
+        )  # fmt: skip
         return self._port.upload(topic, wanted)
 
     def read(

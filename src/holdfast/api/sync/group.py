@@ -17,6 +17,7 @@ from holdfast.api.arguments import (
     check_id,
     check_reason,
     check_seek,
+    durability_of,
     error_text,
     messages_given,
     span_of,
@@ -41,7 +42,7 @@ from holdfast.api.sync.message import DeadLetters, Message, settle, taken_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.later import on_demand
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import Acks, CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
@@ -520,7 +521,7 @@ class Queue(Group[Body], Generic[Body]):
         self, body: Body, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
         delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
         dedup_id: Text | None = None, correlation_id: str | None = None,
-        durability: Durability | None = None, codec: CodecName | None = None,
+        durability: Durability | None = None, codec: CodecName | None = None, acks: Acks | None = None,
     ) -> Stored:  # fmt: skip
         """Store a message, and return when it is as durable as requested.
 
@@ -538,6 +539,7 @@ class Queue(Group[Body], Generic[Body]):
             correlation_id: A text of your own; the message's id by default.
             durability: "fsync", "interval" or "os", for this call; by default what the queue was opened with.
             codec: "none", "zstd", "lz4" or "gzip", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
 
         Returns:
             The message's id and place. `duplicate` says that `dedup_id` was known.
@@ -547,6 +549,8 @@ class Queue(Group[Body], Generic[Body]):
             MessageTooLarge: It exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
+        if acks is not None:
+            durability = durability_of(acks, durability)
         if (  # one by one: the usual case is the quickest
             type(body) is bytes and key is None and headers is None and delay is None and at is None and ttl is None
             and dedup_id is None and correlation_id is None and codec is None and type(priority) is int
@@ -571,6 +575,7 @@ class Queue(Group[Body], Generic[Body]):
         *,
         durability: Durability | None = None,
         codec: CodecName | None = None,
+        acks: Acks | None = None,
     ) -> Sequence[Stored]:
         """Store several messages in one call.
 
@@ -580,6 +585,7 @@ class Queue(Group[Body], Generic[Body]):
             messages: Each is a body, or a NewMessage, which takes the options of `put`.
             durability: "fsync", "interval" or "os", for this call.
             codec: "none", "zstd", "lz4" or "gzip", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
 
         Returns:
             The ids and places, in the order of the messages.
@@ -589,17 +595,19 @@ class Queue(Group[Body], Generic[Body]):
             MessageTooLarge: A message or the batch exceeds the limits in the settings.
             DiskFull: The disk has no room for them.
         """
-        return self._port.put(messages, durability, codec)
+        return self._port.put(messages, durability_of(acks, durability), codec)
 
     def put_stream(
-        self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
-    ) -> Stored:
+        self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None,
+        acks: Acks | None = None, **options: Any,
+    ) -> Stored:  # fmt: skip
         """Store one message whose body is read piece by piece and never held in memory whole.
 
         Args:
             stream: A binary file or an iterator of bytes.
             size_hint: The number of bytes; a body that is too large is then refused before it is read.
             durability: "fsync", "interval" or "os", for this call.
+            acks: "all", "leader" or "none", another name for `durability`: "fsync", "os" and "os".
             **options: Those of `put` except `codec`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id.
 
         Returns:
@@ -609,6 +617,8 @@ class Queue(Group[Body], Generic[Body]):
             MessageTooLarge: The body exceeds the limit in the settings.
             DiskFull: The disk has no room for it.
         """
+        if acks is not None:
+            durability = durability_of(acks, durability)
         self._port.check_open()
         check_size_hint(size_hint)
         message = stream_options(options)

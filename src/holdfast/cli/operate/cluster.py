@@ -49,7 +49,7 @@ def init_command(
     Examples:
         holdfast cluster init s3://bucket/jobs --shards 16
         holdfast cluster init file:///srv/jobs --shards 4
-        holdfast cluster init s3://bucket/jobs --shards 16 --if-absent && holdfast serve --cluster s3://bucket/jobs
+        holdfast cluster init s3://bucket/jobs --shards 16 --if-absent
     """
     from holdfast.broker.folder.stored import shown_place
     from holdfast.cluster.description import create_cluster, read_cluster
@@ -85,12 +85,13 @@ def status_command(url: ClusterPlace, as_json: AsJson = False) -> int:
     from holdfast.broker.folder.stored import shown_place
     from holdfast.cluster.description import read_cluster, shard_url
     from holdfast.cluster.registry import NodeRecord, Registry
-    from holdfast.env.chain.engines import open_store, parse_place
+    from holdfast.env.chain.engines import copies_in, open_store, parse_place
 
     description = read_cluster(url)
     store, root = open_store(parse_place(url))
     with closing(store):
         records = Registry(store, root, real_world().clock).read()
+        copies = copies_in(store)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(_standing, [shard_url(url, number) for number in range(description.shards)]))
     owners: dict[int, NodeRecord] = {}
@@ -101,10 +102,12 @@ def status_command(url: ClusterPlace, as_json: AsJson = False) -> int:
     if as_json:
         shards = [_document(number, standing, owners.get(number)) for number, standing in enumerate(found)]
         nodes = [msgspec.to_builtins(record) for _, record in sorted(records.items())]
-        output.print_json({"id": description.id, "lease_ms": description.lease_ms, "shards": shards, "nodes": nodes})
+        facts = {"id": description.id, "lease_ms": description.lease_ms, "copies": copies}
+        output.print_json({**facts, "shards": shards, "nodes": nodes})
         return output.OK
     lease = f"a lease of {description.lease_ms / 1000:g} s"
     output.say(f"{output.safe(shown_place(url))}: {count_of(description.shards, 'shard')}, {lease}")
+    output.say(f"the store keeps {output.safe(copies)}")
     zones = any(record.traits.zone for record in records.values())
     shares = any(record.traits.weight != 1 or record.traits.max_shards for record in records.values())
     more = [*(["zone"] if zones else []), *(["weight>", "at most>"] if shares else [])]
@@ -157,8 +160,6 @@ def _check_settings(other: str | None, effective: Effective, settings: ServerSet
     """Refuse what has no effect in a cluster, or would have another one."""
     if other is not None:
         raise InvalidRequest("--cluster goes without DIR and --store: its shards are in the cluster's store")
-    if settings.lake is not None:
-        raise InvalidRequest("--lake is for the console, which a cluster does not have yet: leave it out")
     if settings.audit_file is not None:
         raise BadSettings("audit_file cannot be set for a cluster: each shard keeps its audit log in the store")
     if effective.broker.tier is not None:
@@ -188,6 +189,10 @@ def serve_cluster(
     traits: NodeTraits,
 ) -> int:
     """Be a node of a cluster until a signal comes. `other` is another place that was given to serve."""
+    if settings.grpc_port is not None:
+        raise InvalidRequest(
+            "a node of a cluster does not serve gRPC yet: leave out --grpc-port and the setting grpc_port"
+        )
     from holdfast.broker.folder.stored import shown_place
     from holdfast.cli.serve import begin_serving, now_serving, stop_on_signals
     from holdfast.cluster.description import read_cluster
@@ -200,12 +205,12 @@ def serve_cluster(
     from holdfast.server.cluster.node import serve_node
     from holdfast.server.server import event_loop
 
-    settings = msgspec.structs.replace(settings, console=False)  # a cluster has none yet
-
     def ready(addresses: Sequence[str]) -> None:
         now_serving()
         where = ", ".join(addresses)
         sys.stdout.write(f"Holdfast serves the cluster {output.safe(shown_place(url))} at {where}\n")
+        if settings.console:
+            sys.stdout.write(f"Console: {addresses[0]}/ui  API: {addresses[0]}/docs\n")
         sys.stdout.flush()
 
     async def until_stopped() -> bool:

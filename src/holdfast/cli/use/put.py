@@ -17,13 +17,14 @@ import msgspec
 
 import holdfast
 from holdfast.api import port_of
+from holdfast.api.arguments import durability_of
 from holdfast.api.drafts import NewMessage, parse_duration, parse_instant
 from holdfast.cli import opening
 from holdfast.cli.output import OK, note, print_json, progress, safe, say, size, stdout
 from holdfast.cli.parsing import argument, option
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.model import CodecName, Durability, count_of
+from holdfast.model import Acks, CodecName, Durability, count_of
 
 if TYPE_CHECKING:
     from holdfast.api.sync.producer import Producer
@@ -216,6 +217,7 @@ def put_command(
     durability: Annotated[
         Durability | None, option("--durability", "Which failures they survive; see `holdfast help durability`.")
     ] = None,
+    acks: Annotated[Acks | None, option("--acks", "The same, by other names: all for fsync, leader for os.")] = None,
     codec: Annotated[CodecName | None, option("--codec", "How to compress them.")] = None,
     no_create: Annotated[bool, option("--no-create", "Fail if there is no such queue.")] = False,
     topic: opening.Topic = None,
@@ -251,6 +253,7 @@ def put_command(
         raise InvalidRequest("--delay and --due both say when; give one of them")
     intake = PutInput(defaults, now_ms, lines=lines, jsonl=jsonl)
     name = opening.chosen_topic(folder, topic, create=not no_create)
+    durability = durability_of(acks, durability)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     putting.run(folder, _batches(intake.items(*given)), wait, create=not no_create)
     return OK

@@ -52,6 +52,12 @@ class Store(Protocol):
         """Let go of connections; the next call would make new ones."""
 
 
+def copies_in(store: Store) -> str:
+    """How many copies a store keeps, as far as it can be known: its replication is its own."""
+    told: Callable[[], str] | None = getattr(store, "copies", None)
+    return "as many copies as the service keeps, which it does not tell" if told is None else told()
+
+
 class MemoryStore:
     """A store in this process: for tests and trials. It ends with the process."""
 
@@ -128,6 +134,9 @@ class FolderStore:
 
     def close(self) -> None:
         """Do nothing: nothing is kept open here."""
+
+    def copies(self) -> str:
+        return "one copy, unless the file system keeps more"
 
     def _path(self, key: str) -> str:
         return f"{self._folder}/{key}"

@@ -302,6 +302,18 @@ class PostgresStore:
             if len(rows) < _PAGE:
                 return
 
+    def copies(self) -> str:
+        """What the server says of its own replication, which decides how many copies a commit has."""
+        with self._connection() as connection:
+            row = connection.execute(
+                "SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), "
+                "(SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))"
+            ).fetchone()
+        commit, names, standbys = row or ("", "", 0)
+        if not names:
+            return "one copy: it is PostgreSQL without synchronous standbys"
+        return f"what PostgreSQL commits to {names} (synchronous_commit={commit}; synchronous standbys now: {standbys})"
+
     def remove(self, key: str) -> None:
         with self._connection() as connection:
             connection.execute(f"DELETE FROM {_TABLE} WHERE key = %s", (key,))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.api.aio.ports import AsyncConsumerPort
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
 from holdfast.api.contents import Contents
@@ -73,6 +74,7 @@ from holdfast.protocol.transactions import (
 )
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
+from holdfast.remote.aio.spread import AsyncSpreadConsumerPort
 from holdfast.remote.broker import (
     MOST_READ,
     RemoteBroker,
@@ -201,8 +203,10 @@ class AsyncRemoteBrokerPort(RemoteBroker):
                 raise UnknownGroup(f"{topic} has no group {name}: open it with `group` to create it")
         return AsyncRemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
-    async def member(self, request: MemberRequest) -> AsyncRemoteConsumerPort:
+    async def member(self, request: MemberRequest) -> AsyncConsumerPort:
         """Return a member of a group in stream mode that has not joined yet."""
+        if len(request.topics) > 1:
+            return AsyncSpreadConsumerPort(self.client, request)
         return await AsyncRemoteConsumerPort.open(self.client, request)
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> AsyncProducer:

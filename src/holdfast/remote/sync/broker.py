@@ -16,6 +16,7 @@ from holdfast.api.listing import SearchPage
 from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.schedules import Firing, Schedule, ScheduleRequest
 from holdfast.api.schemas import SchemaRequest
+from holdfast.api.sync.ports import ConsumerPort
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import (
     GroupInfo,
@@ -86,6 +87,7 @@ from holdfast.remote.client import Calls, Client, RemoteProducerPort
 from holdfast.remote.records import contents_from, publish_stream, search_page_from
 from holdfast.remote.sync.consumer import RemoteConsumerPort
 from holdfast.remote.sync.group import RemoteGroupPort
+from holdfast.remote.sync.spread import SpreadConsumerPort
 from holdfast.settings import ProducerSettings, TopicSettings
 
 if TYPE_CHECKING:
@@ -200,8 +202,10 @@ class RemoteBrokerPort(RemoteBroker):
                 raise UnknownGroup(f"{topic} has no group {name}: open it with `group` to create it")
         return RemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
-    def member(self, request: MemberRequest) -> RemoteConsumerPort:
+    def member(self, request: MemberRequest) -> ConsumerPort:
         """Return a member of a group in stream mode that has not joined yet."""
+        if len(request.topics) > 1:
+            return SpreadConsumerPort(self.client, request)
         return RemoteConsumerPort.open(self.client, request)
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:

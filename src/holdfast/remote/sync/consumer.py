@@ -37,7 +37,6 @@ from holdfast.remote.client import Calls, Client
 logger = get_logger(__name__)
 
 _MOST_AT_ONCE: Final = 10_000
-_MOST_WAIT_S: Final = 20.0
 
 
 class RemoteConsumerPort:
@@ -101,8 +100,9 @@ class RemoteConsumerPort:
             for each in self.partitions.values():
                 each.handled = each.given
             while True:
-                left_s = _MOST_WAIT_S if until_ns is None else (until_ns - monotonic_ns()) / 1e9
-                found = self._ask_once(min(count, _MOST_AT_ONCE), min(max(left_s, 0), _MOST_WAIT_S))
+                most_s = self._client.caller.most_wait_s
+                left_s = most_s if until_ns is None else (until_ns - monotonic_ns()) / 1e9
+                found = self._ask_once(min(count, _MOST_AT_ONCE), min(max(left_s, 0), most_s))
                 if found or (until_ns is not None and monotonic_ns() >= until_ns):
                     return found
                 self.check_open()

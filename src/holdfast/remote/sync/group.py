@@ -25,7 +25,6 @@ from holdfast.protocol import messages as wire
 from holdfast.protocol.topics import WorkerOrder
 from holdfast.remote.client import Calls, Client
 from holdfast.remote.group import (
-    MOST_WAIT_S,
     UNLIMITED_S,
     Paging,
     RemoteGroup,
@@ -59,8 +58,9 @@ class RemoteGroupPort(RemoteGroup):
         mono_ns = self.client.world.clock.monotonic_ns
         until_ns = None if wanted.timeout_s is None else mono_ns() + round(wanted.timeout_s * 1e9)
         while True:
-            left_s = MOST_WAIT_S if until_ns is None else max((until_ns - mono_ns()) / 1e9, 0)
-            take.wait = min(left_s, MOST_WAIT_S) if wanted.timeout_s != 0 else 0
+            most_s = self.client.caller.most_wait_s
+            left_s = most_s if until_ns is None else max((until_ns - mono_ns()) / 1e9, 0)
+            take.wait = min(left_s, most_s) if wanted.timeout_s != 0 else 0
             found = self._take_some(take)
             if found.messages or found.runs:
                 return self._all_in_flight(found, renew=wanted.renew, detached=wanted.detached)

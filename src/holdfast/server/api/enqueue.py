@@ -37,6 +37,7 @@ from holdfast.protocol.media import (
 from holdfast.protocol.messages import (
     MOST_HEADERS,
     MOST_MESSAGES,
+    Acks,
     Batch,
     Codec,
     Durability,
@@ -47,6 +48,7 @@ from holdfast.protocol.messages import (
     Stored,
     StoredBatch,
     Wire,
+    durability_asked,
     headers_of,
 )
 from holdfast.protocol.topics import AppendQuery, BeginProducer, NextSequence, ProducerBegun, SequenceQuery, Written
@@ -272,6 +274,10 @@ class Placing(Wire, kw_only=True):
     durability: Durability | None = None
     codec: Codec | None = None
     create: bool = False
+    acks: Acks | None = None
+
+    def __post_init__(self) -> None:
+        self.durability = durability_asked(self.acks, self.durability)
 
 
 if TYPE_CHECKING:

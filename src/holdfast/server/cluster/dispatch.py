@@ -16,18 +16,20 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-from holdfast.broker.folder.layout import SCHEMAS_TOPIC, parse_lease, topic_of_id
+from holdfast.broker.folder.layout import SCHEMAS_TOPIC, parse_lease
 from holdfast.broker.producers import ProducerId
 from holdfast.cluster.placement import shard_of_key
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
-from holdfast.protocol.media import JSON, MSGPACK, ErrorAnswer, Fault, decode, encode, error_of, fault_of
+from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, Fault, decode, encode, error_of, fault_of
 from holdfast.protocol.schemas import REGISTRY
 from holdfast.protocol.topics import Joined, ProducerBegun
 from holdfast.server.callers import challenges_for, check_fetch
+from holdfast.server.cluster.across import AcrossShards
+from holdfast.server.cluster.console import ClusterConsole
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
 from holdfast.server.cluster.passing import (
     NODE,
@@ -36,6 +38,8 @@ from holdfast.server.cluster.passing import (
     Broken,
     Moved,
     NotPassed,
+    PassedHead,
+    Unread,
     break_off,
     copied,
     read_caller,
@@ -75,35 +79,41 @@ _FOR_SPARK: Final = ("/v1/spark/", "/v1/staged")  # each call names its topic in
 
 Way: TypeAlias = "Callable[[Request, Route, dict[str, str]], Awaitable[Answer]]"
 # What a single server can do, and a cluster cannot yet.
-_NOT_YET: Final = (
-    ("/v1/search", "list the messages of one queue instead: GET /v1/queues/QUEUE/messages"),
-    ("/v1/samples", "ask for those of one queue: GET /v1/queues/QUEUE/samples"),
-    ("/v1/transactions", "use single calls with dedup ids, or a folder of its own"),
-    ("/v1/schedules", "publish with a delay or a time, or have another program publish"),
-    ("/ui", "use `holdfast cluster status`, `holdfast stats` and `holdfast top`"),
-)
+_NOT_YET: Final = (("/v1/transactions", "use single calls with dedup ids, or a folder of its own"),)
 
 
 class Dispatcher:
     """Answers the requests of a node."""
 
     def __init__(self, node: ClusterNode, routes: RouteTable) -> None:
-        self._node = node
+        self.node = node
         self._routes = routes
         self._shards = node.description.shards
         self._places = node.places
         self._secret = node.description.secret.encode()
         self._meter = node.shared.meter
+        self._heads = node.shared.heads
         self._mono_ns = node.world.clock.monotonic_ns
+        self.across = across = AcrossShards(self, self._shards)
+        self._console = ClusterConsole(node, self) if node.settings.console else None
         self._ways: dict[tuple[str, str], Way] = {
             ("POST", "/v1/topics"): self._create,
             ("POST", "/v1/groups/{group}/reset"): partial(self._by_body, "topic"),
             ("POST", "/v1/groups/{group}/members"): self._join,
             ("POST", "/v1/producers"): self._begin_producer,
-            ("GET", "/v1/traces"): self._traces,
-            ("GET", "/v1/traces/stats"): self._traces,
-            ("GET", "/v1/traces/{message_id}"): self._traces,
+            ("POST", _MOVE): self._move,
+            ("POST", _REDRIVE): self._redrive,
+            ("GET", "/v1/search"): across.search,
+            ("GET", "/v1/traces"): across.traces,
+            ("GET", "/v1/traces/stats"): across.traces,
+            ("GET", "/v1/traces/{message_id}"): across.traces,
         }
+        self._starts: tuple[tuple[str | tuple[str, ...], Way], ...] = (
+            (REGISTRY, self._to_registry),
+            (_BY_KEY, self._to_key),
+            (_FOR_SPARK, self._for_spark),
+            (_MEMBER, self._to_member),
+        )
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request, like `ServerApp.handle`."""
@@ -124,14 +134,70 @@ class Dispatcher:
         self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
     ) -> RenderedAnswer | DeferredAnswer | Exception | None:
         """Answer a request with a known head in one step, if this node still owns the shard that it is for."""
-        served = self._node.serving(self._places.shard_of(head.topic))
-        if served is None or head.service is not served.service or served.mover.moves.is_refused(head.topic):
+        shard = self._places.shard_of(head.topic)
+        served = self.node.serving(shard)
+        if head.service is not (served and served.service) or (isinstance(head, PassedHead) and head.shard != shard):
+            self._heads.drop(head)  # the topic is elsewhere by now
+            return None
+        if served is None:
+            return self._pass_known(head, shard, sequence, content, peer, certificate)
+        if served.mover.moves.is_refused(head.topic):
             return None
         answer = served.app.answer_known(head, sequence, content, peer, certificate)
         if isinstance(answer, DeferredAnswer):
             served.began()
             answer.at_end = served.ended
         return answer
+
+    def _pass_known(
+        self, head: KnownHead, shard: int, sequence: int | None, content: bytes, peer: str, certificate: Any
+    ) -> DeferredAnswer | Exception | None:
+        """Pass on a request with a known head, and its answer back as it comes."""
+        owner = self.node.owner_of(shard)
+        if owner is None or certificate or not isinstance(head, PassedHead):
+            return None
+        try:
+            principal = self.node.shared.access.caller(head.headers, peer, certificate)
+            if head.route.action not in principal.everywhere:
+                check_right(principal, head.route, head.variables)
+        except HoldfastError as error:
+            return error
+        passing = self.node.passing
+        connection = passing.rested(owner, shard, head.headers.get("authorization") or peer)
+        if connection is None:
+            return None
+        answer = passing.pass_known(connection, owner, head.content(owner, peer, sequence, content))
+        answer.render = partial(self._passed_back, head, owner, self._mono_ns(), len(content))
+        return answer
+
+    def _passed_back(
+        self, head: KnownHead, owner: NodeRecord, began_ns: int, received: int, answer: bytes
+    ) -> RenderedAnswer:
+        took_ns = self._mono_ns() - began_ns
+        self._meter.request_done(head.route.pattern, head.method, int(answer[9:12]), took_ns, received, len(answer))
+        line, _, rest = answer.partition(b"\r\n")
+        return b"%b\r\n%b: %b\r\n%b" % (line, OWNER.encode(), owner.url.encode("latin-1"), rest), None, None
+
+    async def _read(self, request: Request, failure: Unread | NotPassed) -> Answer | None:
+        """The answer to a call with a known head that could not be passed back as it came; None if nothing was done."""
+        request.failure = None
+        if isinstance(failure, NotPassed):
+            return None
+        try:
+            answer = await self.node.passing.received(request, failure.connection, failure.node)
+        except NotPassed as error:
+            await self._not_taken(failure.node, error)
+            return None
+        except Broken as error:
+            self._cut_off(request, failure.node, error)
+            raise ConnectionResetError(str(error)) from error
+        answer.headers.append((OWNER, failure.node.url))
+        return answer
+
+    def _cut_off(self, request: Request, node: NodeRecord, error: Broken) -> None:
+        self.node.not_reached(node, None)
+        logger.warning("a call was cut off", extra={"path": request.path, "node": node.node, "why": str(error)})
+        break_off(request)
 
     def refuse(self, refused: Refused) -> Response:
         """The answer to something that is not a valid request."""
@@ -142,17 +208,21 @@ class Dispatcher:
     # Which way
 
     async def _answer(self, request: Request) -> Answer:
+        if isinstance(request.failure, (Unread, NotPassed)):
+            answer = await self._read(request, request.failure)
+            if answer is not None:
+                return answer
         is_passed = NODE in request.headers
         if is_passed:
             if not hmac.compare_digest(request.headers[NODE].encode("utf-8", "replace"), self._secret):
                 raise Forbidden(f"the header {NODE} is for the nodes of this cluster: leave it out")
-            shard, topic = _number_in(request.headers.get(SHARD, "-1")), request.headers.get(TOPIC, "")
+            shard, topic = _number_in(request.headers.get(SHARD, "-1")), unquote(request.headers.get(TOPIC, ""))
             read_caller(request)
             if request.path.startswith(_INSIDE):
-                return await self._node.answer(request, shard)
+                return await self.node.answer(request, shard)
             return await self._owned(request, shard, topic)
-        if request.path == "/v1/cluster" or request.path in self._node.pages:
-            return await self._node.page(request)
+        if request.path == "/v1/cluster" or request.path in self.node.pages:
+            return await self.node.page(request)
         for start, instead in _NOT_YET:
             if request.path == start or request.path.startswith(f"{start}/"):
                 raise NotInCluster(f"a cluster cannot answer {request.path} yet; {instead}")
@@ -160,67 +230,70 @@ class Dispatcher:
         return await self._routed(request, route, path)
 
     async def _routed(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        pattern, name = route.pattern, path.get("queue") or path.get("topic")
-        if name is not None:
-            shard = self._places.shard_of(name)
-            if pattern == _MOVE:
-                return await self._move(request, route, path)
-            if pattern == _REDRIVE:
-                await self._check_target(request, shard)
-            return await self.to_shard(request, shard, route, path, topic=name)
-        if pattern.startswith(REGISTRY):
-            return await self.to_shard(request, self._places.shard_of(SCHEMAS_TOPIC), route, path)
-        if pattern.startswith(_BY_KEY):
-            shard = shard_of_key(path["name"], self._shards)
-            self._check_lease(request, shard)
-            return await self.to_shard(request, shard, route, path)
-        if pattern.startswith(_FOR_SPARK):
-            return await self._by_topic(request, self._topic_asked(request), route, path)
-        way = self._ways.get((route.method, pattern))
-        if way is None and pattern.startswith(_MEMBER):
-            way = self._to_member
+        way = self._way(route, path)
         if way is not None:
             return await way(request, route, path)
-        merged = MERGED.get((route.method, pattern))
+        merged = MERGED.get((route.method, route.pattern))
         if merged is None:
             raise NotInCluster(f"a cluster cannot answer {request.method} {request.path} yet")
         query = dict(parse_qsl(request.query))
         if merged.by_topic and "topic" in query:
-            return await self._by_topic(request, query["topic"], route, path)
+            return await self.by_topic(request, query["topic"], route, path)
         return await self._merged(request, route, path, merged, query)
 
-    async def _by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
+    def _way(self, route: Route, path: dict[str, str]) -> Way | None:
+        """What finds out where a call belongs; None if that is in all shards."""
+        pattern = route.pattern
+        way = self._ways.get((route.method, pattern))
+        if way is None and ("queue" in path or "topic" in path):
+            way = self._to_named
+        if way is None:
+            way = next((each for start, each in self._starts if pattern.startswith(start)), None)
+        if way is None and self._console is not None and (pattern == "/" or pattern.startswith("/ui")):
+            way = self._console.answer
+        if way is None and "schedule" in path:
+            way = self.across.schedule
+        return way
+
+    async def _to_named(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        return await self.by_topic(request, path.get("queue") or path["topic"], route, path)
+
+    async def _to_key(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        shard = shard_of_key(path["name"], self._shards)
+        self._check_lease(request, shard)
+        return await self.to_shard(request, shard, route, path)
+
+    async def _to_registry(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        """Schemas are in the shard of the topic that keeps them, which cannot move."""
+        return await self.by_topic(request, SCHEMAS_TOPIC, route, path)
+
+    async def _for_spark(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        return await self.by_topic(request, self._topic_asked(request), route, path)
+
+    async def by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
         """By a topic that the query or the body names; if it is no name at all, any shard can say so."""
         name = topic if isinstance(topic, str) else ""
         return await self.to_shard(request, self._places.shard_of(name), route, path, topic=name)
 
     async def _create(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         """Where the body says, or else by its name."""
-        body = await self._body(request)
+        body = await self.body(request)
         if body.get("shard") is None:
-            return await self._by_topic(request, body.get("name"), route, path)
+            return await self.by_topic(request, body.get("name"), route, path)
         return await self.to_shard(request, self._shard_in(body["shard"]), route, path)
 
     async def _move(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         """The owner of the shard to which a topic is to go sees to that."""
-        return await self.to_shard(request, self._shard_in((await self._body(request)).get("to")), route, path)
+        return await self.to_shard(request, self._shard_in((await self.body(request)).get("to")), route, path)
 
     def _shard_in(self, given: object) -> int:
         """A shard that a body names; what is none of ours is refused, and what is no number by whoever decodes it."""
         if type(given) is int and not 0 <= given < self._shards:
             raise InvalidRequest(f"there is no shard {given}: this cluster has {self._shards}, from 0")
-        return given if type(given) is int else self._node.some_shard()
+        return given if type(given) is int else self.node.some_shard()
 
     async def _by_body(self, field: str, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        return await self._by_topic(request, (await self._body(request)).get(field), route, path)
-
-    async def _traces(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        if "message_id" in path:
-            return await self._by_topic(request, topic_of_id(path["message_id"]), route, path)
-        topic = dict(parse_qsl(request.query)).get("topic")
-        if topic is None:
-            raise NotInCluster("a cluster cannot search the traces of all topics yet: name one, with topic=")
-        return await self._by_topic(request, topic, route, path)
+        return await self.by_topic(request, (await self.body(request)).get(field), route, path)
 
     def _topic_asked(self, request: Request) -> str:
         topic = dict(parse_qsl(request.query)).get("topic")
@@ -240,16 +313,17 @@ class Dispatcher:
                 "acquire the lock that has the document's name"
             )
 
-    async def _check_target(self, request: Request, shard: int) -> None:
+    async def _redrive(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         """Dead letters can be redriven into another topic only if one shard has both."""
-        to = (await self._body(request)).get("to")
-        if isinstance(to, str) and self._places.shard_of(to) != shard:
+        to = (await self.body(request)).get("to")
+        if isinstance(to, str) and self._places.shard_of(to) != self._places.shard_of(path["queue"]):
             raise NotInCluster(
                 f"a cluster cannot redrive into {to!r} yet, because that topic is in another shard: redrive into the "
                 "topic itself, or receive the dead letters and publish them there"
             )
+        return await self._to_named(request, route, path)
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def body(self, request: Request) -> dict[str, Any]:
         """The body of a small call, which stays to be read. If it is not valid, whoever answers the call says so."""
         if not request.complete or "content-encoding" in request.headers:
             content = await request.read(_MOST_BODY, 100)
@@ -284,8 +358,8 @@ class Dispatcher:
         if answer is not None:
             return answer
         if HOP in request.headers:
-            return self._node.moved()
-        self._check_caller(request, route, path)
+            return self.node.moved()
+        self.check_caller(request, route, path)
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
         while True:
@@ -294,49 +368,58 @@ class Dispatcher:
             answer = await self._at_once(request, shard, topic)
             if answer is not None:
                 return answer
-            owner = self._node.owner_of(shard)
-            if owner is not None and self._node.serving(shard) is None:
-                answer = await self._passed(request, owner, shard, route, target or target_of(request), topic)
+            owner = self.node.owner_of(shard)
+            if owner is not None and self.node.serving(shard) is None:
+                answer = await self._passed(request, owner, shard, route, path, target, topic)
                 if answer is not None:
                     return answer
             if loop.time() >= until:
                 raise self._not_answered(shard, topic)
-            await self._node.wait_for_change(_AGAIN_S)
+            await self.node.wait_for_change(_AGAIN_S)
 
     async def _at_once(self, request: Request, shard: int, topic: str) -> Answer | None:
         """The answer of this node, if it owns the shard and the topic is there."""
-        served = self._node.serving(shard)
+        served = self.node.serving(shard)
         if served is None or (topic and not served.has(topic)):
             return None
         return await self._here(request, served)
 
     async def _passed(
-        self, request: Request, owner: NodeRecord, shard: int, route: Route, target: bytes, topic: str
-    ) -> Answer | None:
-        """The answer of another node; None if the call can be made again."""
+        self, request: Request, owner: NodeRecord, shard: int, route: Route, path: Mapping[str, str], target: bytes,
+        topic: str,
+    ) -> Answer | None:  # fmt: skip
+        """The answer of another node, which it names: our clients go straight there the next time.
+
+        None if the call can be made again. The head is kept for those who do not go straight.
+        """
         began_ns = self._mono_ns()
         try:
-            answer = await self._node.passing.pass_on(request, owner, shard, target, topic)
+            answer = await self.node.passing.pass_on(request, owner, shard, target or target_of(request), topic)
         except NotPassed as error:
-            self._node.not_reached(owner, error)
-            if isinstance(error, Moved):
-                await self._places.refresh(error.version)
+            await self._not_taken(owner, error)
             return None
         except Broken as error:
-            self._node.not_reached(owner, None)
-            if request.method in _SAFE:
-                return None
-            logger.warning("a call was cut off", extra={"path": request.path, "node": owner.node, "why": str(error)})
-            break_off(request)
-            raise ConnectionResetError(str(error)) from error
-        self._meter.request_done(
-            route.pattern, request.method, answer.status, self._mono_ns() - began_ns, request.received,
-            len(answer.body) if isinstance(answer, Response) else 0,
-        )  # fmt: skip
+            if request.method not in _SAFE:
+                self._cut_off(request, owner, error)
+                raise ConnectionResetError(str(error)) from error
+            self.node.not_reached(owner, None)
+            return None
+        answer.headers.append((OWNER, owner.url))
+        if not target and answer.status < 300 and self._heads.is_to_keep(request, route):
+            self._heads.learn(request, self.node.passing.known(request, route, dict(path), shard))
+        sent = len(answer.body) if isinstance(answer, Response) else 0
+        took_ns = self._mono_ns() - began_ns
+        self._meter.request_done(route.pattern, request.method, answer.status, took_ns, request.received, sent)
         return answer
 
+    async def _not_taken(self, node: NodeRecord, error: NotPassed) -> None:
+        """Take note that a node did not take a call, and find out where the topic is if it is elsewhere."""
+        self.node.not_reached(node, error)
+        if isinstance(error, Moved):
+            await self._places.refresh(error.version)
+
     def _not_answered(self, shard: int, topic: str) -> HoldfastError:
-        served = self._node.serving(shard)
+        served = self.node.serving(shard)
         refusal = None if served is None or not topic else served.mover.moves.refusal(topic)
         return refusal or Unavailable(
             f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
@@ -345,7 +428,7 @@ class Dispatcher:
 
     async def _owned(self, request: Request, shard: int, topic: str) -> Answer:
         """The answer to a call that another node has passed on."""
-        return await self._at_once(request, shard, topic) or self._node.moved()
+        return await self._at_once(request, shard, topic) or self.node.moved()
 
     async def _here(self, request: Request, served: ServedShard) -> Answer | None:
         """The answer of a shard of this node; None if it was lost, and the call can be made again."""
@@ -357,13 +440,13 @@ class Dispatcher:
         break_off(request)  # whether it was done, only the next owner knows
         raise ConnectionResetError("the shard has another owner")
 
-    def _check_caller(self, request: Request, route: Route, path: Mapping[str, str]) -> None:
+    def check_caller(self, request: Request, route: Route, path: Mapping[str, str]) -> None:
         """Refuse a call that would be refused anyway, before it is passed on; and what only this node can see."""
         if "sec-fetch-site" in request.headers:
             check_fetch(request, page=False)
         if route.action != "open":
             try:
-                principal = self._node.shared.access.principal(request)
+                principal = self.node.shared.access.principal(request)
                 if request.in_reserve and (not principal.may("admin") or "too_many_waiters" in route.errors):
                     raise no_room()  # those connections are for health checks and admins
                 if route.named is not None or route.scope == "any":
@@ -378,7 +461,7 @@ class Dispatcher:
     async def _merged(
         self, request: Request, route: Route, path: Mapping[str, str], merged: MergedCall, query: dict[str, str]
     ) -> Answer:
-        self._check_caller(request, route, path)
+        self.check_caller(request, route, path)
         answers = await self.ask_all(request, route, path, merged)
         value = merged.merge(answers, query)
         if value is None:
@@ -390,8 +473,8 @@ class Dispatcher:
         self, request: Request, route: Route, path: Mapping[str, str], merged: MergedCall
     ) -> list[ShardAnswer]:
         """What each shard answers; raises the first error that is not about something missing there."""
-        await self._body(request)
-        asking = [self._ask_one(request, shard, route, path, merged.kind) for shard in range(self._shards)]
+        await self.body(request)
+        asking = [self.ask_one(request, shard, route, path, merged.kind) for shard in range(self._shards)]
         found = await asyncio.gather(*asking, return_exceptions=True)
         errors = [each for each in found if isinstance(each, BaseException)]
         answers = [each for each in found if isinstance(each, ShardAnswer)]
@@ -401,21 +484,22 @@ class Dispatcher:
                 raise error
         return answers
 
-    async def _ask_one(
+    async def ask_one(
         self, request: Request, shard: int, route: Route, path: Mapping[str, str], kind: Any
     ) -> ShardAnswer:
+        """What one shard answers, as a value; raises its error."""
         headers = {**request.headers, "accept": MSGPACK}
         asked = copied(request, peer=request.peer, certificate=request.certificate, path=request.path, headers=headers)
         answer = await self.to_shard(asked, shard, route, path)
         value = await _value_of(answer, kind)
-        owner = self._node.owner_of(shard)
-        here = self._node.serving(shard) is not None or owner is None
-        return ShardAnswer(shard, self._node.me if here or owner is None else owner.node, value)
+        owner = self.node.owner_of(shard)
+        here = self.node.serving(shard) is not None or owner is None
+        return ShardAnswer(shard, self.node.me if here or owner is None else owner.node, value)
 
     # Members of stream groups: the number of the shard goes before the member's id.
 
     async def _join(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        topics = (await self._body(request)).get("topics")
+        topics = (await self.body(request)).get("topics")
         names = [name for name in topics if isinstance(name, str)] if isinstance(topics, list) else []
         shards = {self._places.shard_of(name) for name in names} or {0}
         if len(shards) > 1:
@@ -449,9 +533,9 @@ class Dispatcher:
     # Producers: one shard gives a name its number and its epoch, and all others learn of it before the producer does.
 
     async def _begin_producer(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        body = await self._body(request)
+        body = await self.body(request)
         name = body.get("name")
-        shard = shard_of_key(name, self._shards) if isinstance(name, str) else self._node.some_shard()
+        shard = shard_of_key(name, self._shards) if isinstance(name, str) else self.node.some_shard()
         accept = request.headers.get("accept", "")
         request.headers = {**request.headers, "accept": MSGPACK}
         answer = await self.to_shard(request, shard, route, path)
@@ -468,14 +552,14 @@ class Dispatcher:
         until = loop.time() + WAIT_S
         body = msgspec.msgpack.encode((name, producer))
         while True:
-            served, owner = self._node.serving(shard), self._node.owner_of(shard)
+            served, owner = self.node.serving(shard), self.node.owner_of(shard)
             try:
                 if served is not None:
                     await adopt(served, body)
                     return
                 if owner is not None:
                     path = f"{_INSIDE}producers"
-                    answer = await self._node.passing.call(owner, "POST", path, body, timeout_s=WAIT_S, shard=shard)
+                    answer = await self.node.passing.call(owner, "POST", path, body, timeout_s=WAIT_S, shard=shard)
                     if answer.status < 300:
                         return
             except (NotPassed, Broken, TimeoutError, HoldfastError) as error:
@@ -485,14 +569,15 @@ class Dispatcher:
                     f"shard {shard} of the cluster could not be told of the producer {name}; try again: until all "
                     "shards know it, an older producer of this name could still write there"
                 )
-            await self._node.wait_for_change(_AGAIN_S)
+            await self.node.wait_for_change(_AGAIN_S)
 
     # Answers
 
     def fault(self, request: Request, error: HoldfastError) -> Response:
         """An error as an answer."""
         media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
-        answer = _faulty(error, media)
+        answer = None if self._console is None else self._console.error_page(request, error)
+        answer = answer or _faulty(error, media)
         if isinstance(error, Unauthenticated):
             answer.headers += [("www-authenticate", challenge) for challenge in challenges_for(request)]
         if isinstance(error, Refused):

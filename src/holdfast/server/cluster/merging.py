@@ -6,11 +6,14 @@ All shards must answer, or the call fails: an answer that left one out would be 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from holdfast.broker.samples import Sample, Samples
 from holdfast.broker.streams import GroupFacts
+from holdfast.protocol.messages import ScheduleList
 from holdfast.protocol.topics import (
     Acts,
     DocumentNames,
@@ -26,6 +29,8 @@ from holdfast.protocol.topics import (
 )
 
 _LIMIT: Final = 1_000  # the usual number of entries in an answer
+_SUMS: Final = ("published_rate", "handled_rate", "failed_rate", "ready", "dead")
+_HIGHEST: Final = ("oldest_seconds", "handle_p50_seconds", "handle_p99_seconds")
 _STATES: Final = ("empty", "stable", "rebalancing")
 
 
@@ -89,10 +94,10 @@ def _groups(answers: Sequence[ShardAnswer], query: dict[str, str]) -> Groups:
 
 def _group(answers: Sequence[ShardAnswer], _: dict[str, str]) -> GroupTold:
     streams = [(answer.shard, answer.value.stream) for answer in answers if answer.value.stream is not None]
-    return GroupTold(name=answers[0].value.name, topics=_each(answers, "topics"), stream=_stream(streams))
+    return GroupTold(name=answers[0].value.name, topics=_each(answers, "topics"), stream=joined_stream(streams))
 
 
-def _stream(found: Sequence[tuple[int, GroupFacts]]) -> GroupFacts | None:
+def joined_stream(found: Sequence[tuple[int, GroupFacts]]) -> GroupFacts | None:
     """A stream group with members on topics of several shards."""
     if not found:
         return None
@@ -127,6 +132,33 @@ def _acts(answers: Sequence[ShardAnswer], query: dict[str, str]) -> Acts:
     return Acts(acts=acts, refused=refused)
 
 
+def _schedules(answers: Sequence[ShardAnswer], _: dict[str, str]) -> ScheduleList:
+    return ScheduleList(schedules=sorted(_each(answers, "schedules"), key=lambda each: each.name))
+
+
+def merged_samples(answers: Sequence[Samples]) -> Samples:
+    """The samples of all shards together: rates and levels add up; of ages and handling times, the highest counts."""
+    steps: dict[datetime, list[Sample]] = {}
+    for samples in answers:
+        for sample in samples.samples:
+            steps.setdefault(sample.at, []).append(sample)
+    return msgspec.structs.replace(
+        answers[0],
+        since=min(each.since for each in answers),
+        until=max(each.until for each in answers),
+        samples=[_together(at, some) for at, some in sorted(steps.items())],
+    )
+
+
+def _together(at: datetime, some: Sequence[Sample]) -> Sample:
+    sums: dict[str, Any] = {name: sum(getattr(each, name) for each in some) for name in _SUMS}
+    most: dict[str, Any] = {
+        name: max((value for each in some if (value := getattr(each, name)) is not None), default=None)
+        for name in _HIGHEST
+    }
+    return Sample(at=at, **sums, **most)
+
+
 def _nothing(_: Sequence[ShardAnswer], __: dict[str, str]) -> None:
     return None
 
@@ -152,6 +184,10 @@ MERGED: Final[dict[tuple[str, str], MergedCall]] = {
     ("GET", "/v1/workers"): MergedCall(WorkersTold, lambda answers, _: WorkersTold(workers=_each(answers, "workers"))),
     ("GET", "/v1/admin/waiters"): MergedCall(WaitersTold, _waiters),
     ("GET", "/v1/admin/audit"): MergedCall(Acts, _acts),
+    ("GET", "/v1/schedules"): MergedCall(ScheduleList, _schedules),
+    ("GET", "/v1/samples"): MergedCall(
+        Samples, lambda answers, _: merged_samples([answer.value for answer in answers])
+    ),
     ("POST", "/v1/admin/sync"): MergedCall(None, _nothing),
     **{
         ("POST", f"/v1/workers/{{worker}}/{order}"): MergedCall(

@@ -27,8 +27,11 @@ from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, open_store, parse_place
+from holdfast.env.chain.ownership import process_text
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
+from holdfast.protocol.media import JSON
 from holdfast.server.callers import Access, check_listening, tls_context
+from holdfast.server.cluster.across import topic_of
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
 from holdfast.server.cluster.moving import answered
 from holdfast.server.cluster.pages import NodePages
@@ -136,6 +139,11 @@ class ClusterNode:
             not self.traits.max_shards or sum(slot.served is not None for slot in self.slots) < self.traits.max_shards
         )
 
+    def processes(self) -> dict[str, str]:
+        """The nodes by what the chains of shards call their processes."""
+        records = [self._record(), *(known.record for known in self.table.known.values())]
+        return {process_text(record.process): record.node for record in records}
+
     def some_shard(self) -> int:
         """A shard for a call that any of them can answer: one of this node, if it has any."""
         return next((slot.number for slot in self.slots if slot.serving is not None), 0)
@@ -173,28 +181,30 @@ class ClusterNode:
             raise InvalidRequest(f"the body cannot be read: {error}") from None
 
     async def _answer(self, request: Request, shard: int, body: bytes) -> Response:
-        match request.path.removeprefix("/v1/cluster/"):
+        match step := request.path.removeprefix("/v1/cluster/"):
             case "node":
-                return Response(200, msgspec.json.encode(self._record()), "application/json")
+                return Response(200, msgspec.json.encode(self._record()), JSON)
             case "records":
                 self._hear(msgspec.json.decode(body, type=NodeRecord))
                 return Response(204)
             case "release":
                 self._hear(msgspec.json.decode(body, type=NodeRecord))
                 return Response(202 if self._gives(shard, msgspec.json.decode(body, type=NodeRecord).node) else 409)
-            case "producers":
-                served = self.serving(shard)
-                if served is None:
-                    return Response(503)
-                await adopt(served, body)
-                return Response(204)
-            case step if step.startswith("moves/"):
-                served = self.serving(shard)
-                if served is None:
-                    return self.moved()
-                return await answered(served.mover.answer(step.removeprefix("moves/"), body))
             case _:
-                return Response(404)
+                served = self.serving(shard)
+                return self.moved() if served is None else await self._answer_of(served, step, body)
+
+    async def _answer_of(self, served: ServedShard, step: str, body: bytes) -> Response:
+        """What a shard of this node answers."""
+        if step == "producers":
+            await adopt(served, body)
+            return Response(204)
+        if step == "schedule":
+            schedule = await served.service.schedules.get(body.decode("utf-8", "replace"))
+            return Response(200, msgspec.json.encode(topic_of(schedule)), JSON)
+        if step.startswith("moves/"):
+            return await answered(served.mover.answer(step.removeprefix("moves/"), body))
+        return Response(404)
 
     def moved(self) -> Response:
         """The answer that something is not here."""

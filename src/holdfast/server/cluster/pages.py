@@ -19,7 +19,9 @@ from holdfast.protocol.media import JSON, MSGPACK, encode
 from holdfast.protocol.messages import ServerValue
 from holdfast.protocol.topics import SettingsTold, SettingTold, Status, Topics
 from holdfast.server.api import admin
+from holdfast.server.cluster.console import cluster_routes
 from holdfast.server.cluster.merging import MergedCall
+from holdfast.server.console import console_routes
 from holdfast.server.http.messages import Refused, Request, Response
 from holdfast.server.metrics import EngineMetrics, HttpMetrics, ServerMetrics, counter, gauge
 from holdfast.server.routing import RouteTable
@@ -79,7 +81,10 @@ class NodePages:
         for each in (*API, *node.more, described):
             self.routes.include(each)
         self.routes.include(_AUDIT)
-        self._began_ns = node.world.clock.now_ns()
+        if node.settings.console:
+            for each in (*console_routes(None), cluster_routes):
+                self.routes.include(each)
+        self.began_ns = node.world.clock.now_ns()
         self._began_monotonic_ns = node.world.clock.monotonic_ns()
         self._pages: dict[str, Callable[[Request], Awaitable[Any]]] = {
             "/healthz": self._health,
@@ -184,20 +189,27 @@ class NodePages:
             shards=shards, nodes=sorted(nodes, key=lambda each: each.node),
         )  # fmt: skip
 
+    @property
+    def effective(self) -> Effective:
+        """The settings in force, and where they come from."""
+        node = self._node
+        return self._effective or Effective(broker=node.shared.broker, server=node.settings, data_dir=node.shown)
+
     async def _settings(self, request: Request) -> SettingsTold:
         self._check_read(request)
-        node = self._node
-        effective = self._effective or Effective(broker=node.shared.broker, server=node.settings, data_dir=node.shown)
         return SettingsTold(
             settings=[
                 SettingTold(name=each.name, value=each.value, origin=str(each.origin), kind=each.origin.kind)
-                for each in effective.settings()
+                for each in self.effective.settings()
             ]
         )
 
     async def _status(self, request: Request) -> Status:
-        """This node's connections and limits, and the number of topics of the whole cluster."""
         self._check_read(request)
+        return await self.status(request)
+
+    async def status(self, request: Request) -> Status:
+        """This node's connections and limits, and the number of topics of the whole cluster."""
         node, clock = self._node, self._node.world.clock
         route, path = self.routes.find("GET", "/v1/topics")
         query, request.query, request.path, request.target = request.query, "limit=1000", "/v1/topics", b""
@@ -209,7 +221,7 @@ class NodePages:
         return Status(
             version=holdfast.__version__,
             folder=node.shown,
-            started_at=datetime.fromtimestamp(self._began_ns / 1e9, UTC),
+            started_at=datetime.fromtimestamp(self.began_ns / 1e9, UTC),
             uptime_seconds=(clock.monotonic_ns() - self._began_monotonic_ns) / 1e9,
             disk_free_bytes=await asyncio.to_thread(node.free_bytes),
             connections=len(node.http.connections),

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, cast
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote, unquote, urlsplit
 
 import httptools
@@ -23,9 +23,23 @@ import msgspec
 from holdfast.cluster.registry import NodeRecord
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, TooManyWaiters
+from holdfast.protocol.media import OWNER
 from holdfast.server.callers import names_in
-from holdfast.server.http.heads import HOP
-from holdfast.server.http.messages import ALWAYS_SAID, LAST_CHUNK, Refused, Request, Response, StreamResponse, chunk
+from holdfast.server.http.heads import HEAD_END, HOP, KnownHead
+from holdfast.server.http.messages import (
+    ALWAYS_SAID,
+    LAST_CHUNK,
+    NOWHERE,
+    DeferredAnswer,
+    Refused,
+    Request,
+    Response,
+    StreamResponse,
+    chunk,
+)
+
+if TYPE_CHECKING:
+    from holdfast.server.routing import Route
 
 NODE: Final = "x-holdfast-node"  # the cluster's secret
 SHARD: Final = "x-holdfast-shard"
@@ -43,13 +57,17 @@ _NOT_PASSED: Final = OWN_HEADERS | {
     "upgrade",
 }  # fmt: skip
 _NOT_PASSED_BACK: Final = ALWAYS_SAID | {
-    "connection", "content-length", "content-type", "keep-alive", "transfer-encoding", MOVED
+    "connection", "content-length", "content-type", "keep-alive", "transfer-encoding", MOVED, OWNER
 }  # fmt: skip
 _CONNECT_S: Final = 2.0
 _IDLE_S: Final = 30.0  # shorter than a node keeps an idle connection
 _MOST_IDLE: Final = 64
 _WHOLE_BYTES: Final = 256 * 1024  # an answer up to this size is passed back as a whole
 _HIGH_BYTES: Final = 256 * 1024
+_MOST_STARTS: Final = 64
+_SUCCESS: Final = b"HTTP/1.1 2"
+_LENGTH: Final = b"\r\ncontent-length: "
+_CONNECTION: Final = b"\r\nconnection:"
 _CA: Final = "HOLDFAST_TLS_CA"
 _CERTIFICATE: Final = "HOLDFAST_TLS_CERT"
 _KEY: Final = "HOLDFAST_TLS_KEY"
@@ -71,6 +89,15 @@ class Broken(Exception):
     """The connection broke, or the shard has another owner by now: what became of the call is not known."""
 
 
+class Unread(Exception):
+    """The answer to a call with a known head is not one that can be passed back as it is: it has to be read."""
+
+    def __init__(self, connection: NodeConnection, node: NodeRecord) -> None:
+        super().__init__()
+        self.connection = connection
+        self.node = node
+
+
 class NodeConnection(asyncio.Protocol):
     """A connection to another node, for one call at a time."""
 
@@ -82,6 +109,7 @@ class NodeConnection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._parts: deque[bytes] = deque()
         self._size = 0
+        self.tell: Callable[[bytes | None], None] | None = None  # waits for an answer as it is, or None for any other
         self._paused = False
         self._is_interim = self._keeps = False
         self.idle_since = 0.0
@@ -97,6 +125,12 @@ class NodeConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            if is_plain(data):
+                tell(data)
+                return
+            tell(None)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -108,6 +142,9 @@ class NodeConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
+        tell, self.tell = self.tell, None
+        if tell is not None:
+            tell(None)
         self._wake()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
@@ -153,9 +190,14 @@ class NodeConnection(asyncio.Protocol):
 
     # A call.
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether another call can be made."""
+        return not (self.lost or self._transport.is_closing() or self.done or self.status)
+
     def begin(self, content: bytes) -> None:
         """Send the beginning of a call; raises NotPassed if the connection is of no use any more."""
-        if self.lost or self._transport.is_closing() or self.done or self.status:
+        if not self.is_usable:
             raise NotPassed("the connection was closed")
         self._transport.write(content)
 
@@ -257,6 +299,19 @@ class Passing:
             connection.begin(content)
             if not is_whole and not await connection.head():
                 await self._send_body(connection, request)
+            is_kept = True  # by what reads the answer
+        finally:
+            if not is_kept:
+                self.over(connection)
+                connection.close()
+        return await self.received(request, connection, node)
+
+    async def received(
+        self, request: Request, connection: NodeConnection, node: NodeRecord
+    ) -> Response | StreamResponse:
+        """The answer to a call that was sent."""
+        is_kept = False
+        try:
             status = await connection.head() or await self._answered(connection)
             self.count += 1
             version = dict(connection.headers).get(MOVED) if status == MOVED_STATUS else None
@@ -284,7 +339,7 @@ class Passing:
 
     async def _connection_for(self, request: Request, node: NodeRecord, shard: int) -> NodeConnection:
         """A connection that counts as its caller's until the call is over. Raises TooManyWaiters, and NotPassed."""
-        caller = "" if request.source is _NOWHERE else request.headers.get("authorization") or request.peer
+        caller = "" if request.source is NOWHERE else request.headers.get("authorization") or request.peer
         if caller and self._by_caller[caller] >= self._most_each:
             raise TooManyWaiters(
                 f"{self._most_each} calls of this caller are being passed on to other nodes, which is the limit for "
@@ -299,11 +354,42 @@ class Passing:
         self._active[connection] = node.instance, shard, caller
         return connection
 
+    def rested(self, node: NodeRecord, shard: int, caller: str) -> NodeConnection | None:
+        """An idle connection to the node, for a call with a known head; None also if its caller has too many."""
+        idle = self._idle.get(node.url)
+        if not idle or self._by_caller[caller] >= self._most_each:
+            return None
+        if asyncio.get_running_loop().time() - idle[-1].idle_since >= _IDLE_S:
+            return None
+        connection = idle.pop()
+        if not connection.is_usable:
+            connection.close()
+            return None
+        self._by_caller[caller] += 1
+        self._active[connection] = node.instance, shard, caller
+        return connection
+
+    def pass_known(self, connection: NodeConnection, node: NodeRecord, content: bytes) -> PassedAnswer:
+        """Pass on a call with a known head, when its answer is run."""
+        return PassedAnswer(self, connection, node, content)
+
+    def at_end(self, connection: NodeConnection, node: NodeRecord, answer: bytes | None) -> None:
+        """Count a call with a known head. Its connection is free, unless the answer still has to be read."""
+        self.count += 1
+        if answer is not None or connection.lost:
+            self.over(connection)
+        if answer is not None:
+            self.give_back(connection, node.url)
+
+    def known(self, request: Request, route: Route, path: dict[str, str], shard: int) -> PassedHead:
+        """The head of a request, for others like it."""
+        return PassedHead(request, route, path, self._secret, shard)
+
     async def call(
         self, node: NodeRecord, method: str, path: str, body: bytes = b"", *, timeout_s: float, shard: int = -1
     ) -> Response:
         """A call of this node's own, to another one as such."""
-        request = Request(_NOWHERE, "local", None)
+        request = Request(NOWHERE, "local", None)
         request.method, request.target = method, path.encode("latin-1")
         request.headers = {"accept": "application/msgpack", "content-type": "application/msgpack"}
         request.feed(body)
@@ -371,7 +457,7 @@ class Passing:
             f"{NODE}: {self._secret}\r\n{SHARD}: {shard}\r\n{PEER}: {request.peer}\r\n",
         ]
         if topic:
-            lines.append(f"{TOPIC}: {topic}\r\n")
+            lines.append(f"{TOPIC}: {quote(topic)}\r\n")
         names = names_in(request.certificate)
         if names:
             lines.append(f"{NAMES}: {quote(msgspec.json.encode(names))}\r\n")
@@ -453,25 +539,78 @@ class _PassedBody:
             self._connection.close()
 
 
-class _Nowhere:
-    """The source of requests that came from no connection."""
+class PassedAnswer(DeferredAnswer):
+    """The answer to a call with a known head, passed back as it comes. It needs neither a task nor a parser."""
 
-    def go_on(self) -> None:
-        """All of it is there."""
+    __slots__ = ("_connection", "_content", "_node", "_passing")
 
-    def expect(self) -> None:
-        """Nobody waits."""
+    def __init__(self, passing: Passing, connection: NodeConnection, node: NodeRecord, content: bytes) -> None:
+        super().__init__(None)
+        self._passing = passing
+        self._connection = connection
+        self._node = node
+        self._content = content
+        self.at_loss = connection.close
 
-    def abort(self) -> None:
-        """Nothing to close."""
+    def run(self, then: Callable[[DeferredAnswer], None]) -> None:
+        self._then = then
+        try:
+            self._connection.begin(self._content)
+        except NotPassed as error:
+            self.failure = error
+            self._connection.close()
+            self._came(None)
+        else:
+            self._connection.tell = self._came
+
+    def _came(self, answer: bytes | None) -> None:
+        self._passing.at_end(self._connection, self._node, answer)
+        self.value = answer
+        if answer is None and self.failure is None:
+            self.failure = Unread(self._connection, self._node)
+        self._end()
 
 
-_NOWHERE: Final = _Nowhere()
+class PassedHead(KnownHead):
+    """A head of requests that are passed on, and what is sent in its place."""
+
+    def __init__(self, request: Request, route: Route, variables: dict[str, str], secret: str, shard: int) -> None:
+        super().__init__(None, request, route, variables, None, "")
+        self.shard = shard
+        target = target_of(request)
+        self._target = target.rpartition(b"&sequence=")[0] if b"&sequence=" in target else target
+        lines = [f"{NODE}: {secret}\r\n{SHARD}: {shard}\r\n{TOPIC}: {quote(self.topic)}\r\n"]
+        lines += [f"{name}: {value}\r\n" for name, value in request.headers.items() if name not in _NOT_PASSED]
+        self._lines = "".join(lines).encode("latin-1", "replace")
+        self._starts: dict[tuple[str, str], bytes] = {}
+
+    def content(self, node: NodeRecord, peer: str, sequence: int | None, body: bytes) -> bytes:
+        """A request with this head, as it is sent to the node."""
+        start = self._starts.get((node.url, peer))
+        if start is None:
+            if len(self._starts) >= _MOST_STARTS:
+                self._starts.clear()
+            host = urlsplit(node.url).netloc
+            start = b" HTTP/1.1\r\nhost: %b\r\n%b: %b\r\n%bcontent-length: " % (
+                host.encode("latin-1"), PEER.encode(), peer.encode("latin-1"), self._lines
+            )  # fmt: skip
+            self._starts[node.url, peer] = start
+        query = b"" if sequence is None else b"&sequence=%d" % sequence
+        return b"POST %b%b%b%d\r\n\r\n%b" % (self._target, query, start, len(body), body)
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether this is one whole answer of success, after which the connection goes on."""
+    end = data.find(HEAD_END)
+    at = data.find(_LENGTH, 0, end) if end > 0 and data.startswith(_SUCCESS) else -1
+    if at < 0 or data.find(_CONNECTION, 0, end) >= 0:
+        return False
+    return data[at + len(_LENGTH) : data.find(b"\r\n", at + 2, end + 2)] == b"%d" % (len(data) - end - 4)
 
 
 def copied(request: Request, *, peer: str, certificate: Any, path: str, headers: dict[str, str]) -> Request:
     """A request like another one, with its body, for one of several shards."""
-    made = Request(_NOWHERE, peer, certificate)
+    made = Request(NOWHERE, peer, certificate)
     made.method, made.path, made.query, made.headers = request.method, path, request.query, headers
     made.target = request.target or target_of(request)
     content = request.content if request.buffered else b""

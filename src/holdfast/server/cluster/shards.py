@@ -25,6 +25,8 @@ from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.cluster.moving import ShardMover
 from holdfast.server.cluster.places import settle_moves
+from holdfast.server.console import console_routes
+from holdfast.server.console.rendering import error_page
 from holdfast.server.http.heads import KnownHeads
 from holdfast.server.http.messages import Meter, Request, Response, StreamResponse, close_chunks
 from holdfast.server.metrics import start_export
@@ -84,9 +86,12 @@ class ServedShard:
         self._share(shared)
         assert engine.moves is not None
         self.mover = self.service.mover = ShardMover(shared.node, self, engine.moves)
-        self.app = ServerApp(
-            self.service, shared.access, [*API, *shared.more, audit_routes(audit)], shared.meter, CallAuditor(audit)
-        )
+        routes = [*API, *shared.more, audit_routes(audit)]
+        if shared.settings.console:
+            routes += console_routes(audit)
+        self.app = ServerApp(self.service, shared.access, routes, shared.meter, CallAuditor(audit))
+        if shared.settings.console:
+            self.app.error_page = error_page
         self.export = start_export(engine, shared.settings.otlp_endpoint, environment())
         self._heads = self.app.heads = shared.heads
         self.calls = 0  # in progress

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
+from holdfast.api.locks import Document, LockInfo
+from holdfast.api.schedules import Schedule
 from holdfast.api.topics import GroupInfo
 from holdfast.broker.folder.layout import check_name
-from holdfast.broker.streams import GroupFacts, MemberFacts
+from holdfast.broker.streams import GroupFacts, MemberFacts, PartitionLag
 from holdfast.broker.workers import WorkerInfo
 from holdfast.local.group import until_ms
 from holdfast.protocol.messages import Wire
+from holdfast.protocol.topics import WaitersAt
 from holdfast.server.api.admin import waiters_by_group, workers_shown
 from holdfast.server.api.groups import _facts, _offsets, is_shown
 from holdfast.server.api.schedules import may_change, sees
 from holdfast.server.console.overview import OLD_S
-from holdfast.server.console.rendering import SHOWN_BYTES, base_of, page, payload, render
+from holdfast.server.console.rendering import SHOWN_BYTES, base_of, payload, render, spanning_page
 from holdfast.server.http.messages import Response
 from holdfast.server.service import Call
 
@@ -33,8 +37,28 @@ class GroupsPageQuery(Wire, kw_only=True):
     name: Annotated[str, Meta(max_length=200)] = ""
 
 
-@page("/ui/groups", scope="any", query=GroupsPageQuery)
-async def groups(call: Call) -> Response:
+class GroupsFacts(msgspec.Struct, kw_only=True):
+    """Groups, those of one topic together."""
+
+    rows: list[GroupInfo]
+
+
+def show_groups(call: Call, facts: GroupsFacts) -> Response:
+    """The page of all groups."""
+    found = facts.rows
+    return render(
+        call,
+        "groups.html",
+        rows=found[:_MOST],
+        left_out=max(len(found) - _MOST, 0),
+        query=call.query,
+        old_s=OLD_S,
+        may_seek={info.topic: call.principal.may("admin", info.topic) for info in found},
+    )
+
+
+@spanning_page("/ui/groups", GroupsFacts, show_groups, scope="any", query=GroupsPageQuery)
+async def groups(call: Call) -> GroupsFacts:
     """All groups and their lag."""
     query: GroupsPageQuery = call.query
     wanted = query.name.lower()
@@ -44,19 +68,33 @@ async def groups(call: Call) -> Response:
         if is_shown(call, info) and (wanted in info.name.lower() or wanted in info.topic.lower())
     ]
     found.sort(key=lambda info: (info.topic, info.name))
+    return GroupsFacts(rows=found)
+
+
+class GroupPageFacts(msgspec.Struct, kw_only=True):
+    """One group: on which topics, its positions, and what it is as a stream group."""
+
+    infos: list[GroupInfo]
+    facts: GroupFacts | None
+    offsets: list[PartitionLag]
+
+
+def show_group(call: Call, facts: GroupPageFacts) -> Response:
+    """The page of one group."""
     return render(
         call,
-        "groups.html",
-        rows=found[:_MOST],
-        left_out=max(len(found) - _MOST, 0),
-        query=query,
+        "group.html",
+        name=call.path["group"],
+        infos=facts.infos,
+        facts=facts.facts,
+        offsets=facts.offsets,
         old_s=OLD_S,
-        may_seek={info.topic: call.principal.may("admin", info.topic) for info in found},
+        may_seek={info.topic: call.principal.may("admin", info.topic) for info in facts.infos},
     )
 
 
-@page("/ui/groups/{group}", scope="any")
-async def group(call: Call) -> Response:
+@spanning_page("/ui/groups/{group}", GroupPageFacts, show_group, scope="any")
+async def group(call: Call) -> GroupPageFacts:
     """One group: its position in each partition and, for a stream group, its members."""
     name = call.path["group"]
     infos: list[GroupInfo] = [
@@ -64,16 +102,7 @@ async def group(call: Call) -> Response:
     ]
     facts: GroupFacts | None = await asyncio.to_thread(_facts, call)
     offsets = [lag for lag in await asyncio.to_thread(_offsets, call, None) if call.principal.sees(lag.topic)]
-    return render(
-        call,
-        "group.html",
-        name=name,
-        infos=infos,
-        facts=facts,
-        offsets=offsets,
-        old_s=OLD_S,
-        may_seek={info.topic: call.principal.may("admin", info.topic) for info in infos},
-    )
+    return GroupPageFacts(infos=infos, facts=facts, offsets=offsets)
 
 
 # Workers: leases by holder, members of stream groups, waiting calls.
@@ -106,8 +135,38 @@ class WorkersQuery(Wire, kw_only=True):
     queue: Annotated[str, Meta(max_length=200)] = ""
 
 
-@page("/ui/workers", scope="any", query=WorkersQuery)
-async def workers(call: Call) -> Response:
+class WorkersFacts(msgspec.Struct, kw_only=True):
+    """Who works, who holds leases, who reads streams, and who waits."""
+
+    workers: list[WorkerInfo]
+    holders: list[Holder]
+    members: list[MemberRow]
+    lines: list[WaitersAt]
+    waiting: int
+    most: int
+
+
+def show_workers(call: Call, facts: WorkersFacts) -> Response:
+    """The page of workers."""
+    return render(
+        call,
+        "workers.html",
+        only=call.query.queue,
+        base=base_of(call),
+        workers=facts.workers[:_MOST],
+        workers_left_out=max(len(facts.workers) - _MOST, 0),
+        may_order=orderable(call, facts.workers),
+        holders=facts.holders[:_MOST],
+        left_out=max(len(facts.holders) - _MOST, 0),
+        members=facts.members[:_MOST],
+        lines=facts.lines,
+        waiting=facts.waiting,
+        most=facts.most,
+    )
+
+
+@spanning_page("/ui/workers", WorkersFacts, show_workers, scope="any", query=WorkersQuery)
+async def workers(call: Call) -> WorkersFacts:
     """Lease holders, members of stream groups, and waiting calls."""
     service, only = call.service, call.query.queue
     holders, members = await asyncio.to_thread(_at_work, call)
@@ -117,21 +176,8 @@ async def workers(call: Call) -> Response:
         holders = [holder for holder in holders if holder.topic == only]
         members = [member for member in members if only in member.facts.topics]
         lines = [line for line in lines if line.topic == only]
-    return render(
-        call,
-        "workers.html",
-        only=only,
-        base=base_of(call),
-        workers=reported[:_MOST],
-        workers_left_out=max(len(reported) - _MOST, 0),
-        may_order=orderable(call, reported),
-        holders=holders[:_MOST],
-        left_out=max(len(holders) - _MOST, 0),
-        members=members[:_MOST],
-        lines=lines,
-        waiting=service.waits.waiting,
-        most=service.waits.most,
-    )
+    waiting, most = service.waits.waiting, service.waits.most
+    return WorkersFacts(workers=reported, holders=holders, members=members, lines=lines, waiting=waiting, most=most)
 
 
 def orderable(call: Call, workers: list[WorkerInfo]) -> dict[str, bool]:
@@ -190,30 +236,43 @@ class LocksQuery(Wire, kw_only=True):
     document: Annotated[str, Meta(max_length=200)] = ""
 
 
-@page("/ui/locks", action="lock", scope="any", query=LocksQuery)
-async def locks(call: Call) -> Response:
+class LocksFacts(msgspec.Struct, kw_only=True):
+    """Held locks, the names of documents, and one document if there is one of that name."""
+
+    held: list[LockInfo]
+    names: list[str]
+    document: Document | None = None
+
+
+def show_locks(call: Call, facts: LocksFacts) -> Response:
+    """The page of locks and documents."""
+    document = facts.document
+    text = "" if document is None else json.dumps(document.value, indent=2, ensure_ascii=False)[:SHOWN_BYTES]
+    return render(
+        call,
+        "locks.html",
+        query=call.query,
+        held=facts.held[:_MOST],
+        may_release=call.principal.may_any("admin"),
+        names=facts.names[:_MOST],
+        left_out=max(len(facts.held) - _MOST, 0) + max(len(facts.names) - _MOST, 0),
+        document=document,
+        text=text,
+    )
+
+
+@spanning_page("/ui/locks", LocksFacts, show_locks, action="lock", scope="any", query=LocksQuery)
+async def locks(call: Call) -> LocksFacts:
     """Held locks with their holders, and state documents."""
     query: LocksQuery = call.query
     port, may = call.service.locks, call.principal.may
     held = [info for info in await port.held_locks() if may("lock", info.name) and query.name in info.name]
     names = [name for name in await port.document_names() if may("lock", name) and query.name in name]
-    document, text = None, ""
+    document = None
     if query.document:
         call.principal.check("lock", query.document)
         document = await port.document(check_name(query.document, "document"))
-        if document is not None:
-            text = json.dumps(document.value, indent=2, ensure_ascii=False)[:SHOWN_BYTES]
-    return render(
-        call,
-        "locks.html",
-        query=query,
-        held=held[:_MOST],
-        may_release=call.principal.may_any("admin"),
-        names=names[:_MOST],
-        left_out=max(len(held) - _MOST, 0) + max(len(names) - _MOST, 0),
-        document=document,
-        text=text,
-    )
+    return LocksFacts(held=held, names=names, document=document)
 
 
 class SchedulesQuery(Wire, kw_only=True):
@@ -223,14 +282,18 @@ class SchedulesQuery(Wire, kw_only=True):
     schedule: Annotated[str, Meta(max_length=200)] = ""
 
 
-@page("/ui/schedules", scope="any", query=SchedulesQuery)
-async def schedules(call: Call) -> Response:
-    """Schedules: when each is due next, its last firings, and those that were missed."""
+class SchedulesFacts(msgspec.Struct, kw_only=True):
+    """Schedules, and when the one that is shown in full is due next."""
+
+    schedules: list[Schedule]
+    next_dues: list[datetime] = []
+
+
+def show_schedules(call: Call, facts: SchedulesFacts) -> Response:
+    """The page of schedules."""
     query: SchedulesQuery = call.query
-    port = call.service.schedules
-    seen = [each for each in await port.all() if sees(call, each)]
-    shown = next((each for each in seen if each.name == query.schedule), None)
-    rows = [each for each in seen if query.name in each.name]
+    shown = next((each for each in facts.schedules if each.name == query.schedule), None)
+    rows = [each for each in facts.schedules if query.name in each.name]
     return render(
         call,
         "schedules.html",
@@ -240,5 +303,15 @@ async def schedules(call: Call) -> Response:
         may_change={each.name: may_change(call, each) for each in rows},
         shown=shown,
         text="" if shown is None else payload(shown.body).text,
-        next_dues=[] if shown is None else await port.next_dues(shown.name, _SOME),
+        next_dues=facts.next_dues,
     )
+
+
+@spanning_page("/ui/schedules", SchedulesFacts, show_schedules, scope="any", query=SchedulesQuery)
+async def schedules(call: Call) -> SchedulesFacts:
+    """Schedules: when each is due next, its last firings, and those that were missed."""
+    query: SchedulesQuery = call.query
+    port = call.service.schedules
+    seen = [each for each in await port.all() if sees(call, each)]
+    shown = next((each for each in seen if each.name == query.schedule), None)
+    return SchedulesFacts(schedules=seen, next_dues=[] if shown is None else await port.next_dues(shown.name, _SOME))

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.drafts import to_datetime
-from holdfast.api.listing import DeadLetter, Listed, SearchHit, note_of
+from holdfast.api.listing import DeadLetter, Listed, SearchHit, SearchPage, note_of
 from holdfast.broker.tracing import TraceStep, log
 from holdfast.broker.tracing.log import LEASED
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -37,6 +37,7 @@ from holdfast.server.console.rendering import (
     plain,
     reason,
     render,
+    spanning_page,
     visible,
 )
 from holdfast.server.http.messages import Response, StreamResponse
@@ -318,14 +319,13 @@ def _state(found: Listed[Any]) -> str:
 
 # The search page: one box over all queues and phases.
 
-_LIMIT = 50
-
 
 class SearchPageQuery(Wire, kw_only=True):
     """What was typed, and where to go on."""
 
     q: Annotated[str, Meta(max_length=1_000)] = ""
     after: Annotated[str, Meta(max_length=1_000)] = ""
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 50
 
 
 class HitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,24 +333,65 @@ class HitRow(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     group: str
-    row: MessageRow
+    id: str
+    place: str
+    phase: str
+    key: str
+    preview: str
+    timestamp_ns: int
+    attempts: int
+    error: str
 
 
-@page("/ui/search", scope="any", query=SearchPageQuery)
-async def search_page(call: Call) -> Response:
+class SearchFacts(msgspec.Struct, kw_only=True):
+    """A page of a search, whose messages are rows; or what is wrong with the search."""
+
+    found: SearchPage | None = None
+    rows: list[HitRow] = []
+    problem: str = ""
+
+
+def show_search(call: Call, facts: SearchFacts) -> Response:
+    """The page of a search."""
+    return render(
+        call,
+        "search.html",
+        status=400 if facts.problem else 200,
+        searched_text=call.query.q,
+        query=call.query,
+        found=facts.found,
+        rows=facts.rows,
+        problem=facts.problem,
+    )
+
+
+@spanning_page("/ui/search", SearchFacts, show_search, scope="any", query=SearchPageQuery)
+async def search_page(call: Call) -> SearchFacts:
     """Messages in all queues that match what was typed, and what was searched for them."""
     query: SearchPageQuery = call.query
-    found, problem, rows = None, "", []
-    if query.q.strip():
-        try:
-            found = await search(call, query.q, _LIMIT, query.after)
-            rows = await call.scan(lambda _scan: list(map(_hit_row, found.messages)))
-        except InvalidRequest as error:
-            problem = str(error)
-    facts: dict[str, Any] = {"query": query, "found": found, "rows": rows, "problem": problem}
-    return render(call, "search.html", status=400 if problem else 200, searched_text=query.q, **facts)
+    if not query.q.strip():
+        return SearchFacts()
+    try:
+        found = await search(call, query.q, query.limit, query.after)
+        rows = await call.scan(lambda _scan: list(map(_hit_row, found.messages)))
+    except InvalidRequest as error:
+        return SearchFacts(problem=str(error))
+    found.messages = []
+    return SearchFacts(found=found, rows=rows)
 
 
 def _hit_row(hit: SearchHit) -> HitRow:
-    row = msgspec.structs.replace(row_of(hit.message), phase=hit.message.phase)
-    return HitRow(queue=hit.message.topic, group="" if hit.group == "default" else hit.group, row=row)
+    found = hit.message
+    row = row_of(found)
+    return HitRow(
+        queue=found.topic,
+        group="" if hit.group == "default" else hit.group,
+        id=found.id,
+        place=row.place,
+        phase=found.phase,
+        key=row.key,
+        preview=row.preview,
+        timestamp_ns=found.timestamp_ns,
+        attempts=row.attempts,
+        error=found.error,
+    )

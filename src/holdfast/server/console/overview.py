@@ -15,6 +15,7 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Histogram, Times
+from holdfast.broker.samples import Samples
 from holdfast.broker.streams import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
@@ -22,15 +23,15 @@ from holdfast.errors import HoldfastError
 from holdfast.local.broker import samples_in, streams_on
 from holdfast.model import Pause
 from holdfast.protocol.messages import Wire
-from holdfast.protocol.topics import words_of
+from holdfast.protocol.topics import Status, words_of
 from holdfast.server.api import admin
 from holdfast.server.api.groups import is_shown
 from holdfast.server.audit import Act, Audit, is_routine
 from holdfast.server.console.charts import NO_FLOW, RANGES, Flow, Range, Spark, charts_of, flow_of, spark_of
-from holdfast.server.console.rendering import age, base_of, count, page, render, size
+from holdfast.server.console.rendering import age, base_of, count, render, size, spanning_page
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
-from holdfast.server.service import Call, Service
+from holdfast.server.service import Call
 from holdfast.settings import BrokerSettings
 from holdfast.storage.retention import tiered_bytes
 
@@ -209,54 +210,76 @@ class OverviewQuery(Wire, kw_only=True):
     limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
 
 
-@page("/ui", scope="any", query=OverviewQuery)
-async def overview(call: Call) -> Response:
-    """What needs attention, how everything fared, and all queues with their counts and rates."""
+class OverviewFacts(msgspec.Struct, kw_only=True):
+    """What the first page shows, before it is sorted: the topics on it, and the rows of as many as it takes."""
+
+    names: list[str]
+    known: int
+    wanted: int
+    rows: list[QueueRow]
+    groups: list[GroupInfo]
+    samples: Samples | None = None
+    free_bytes: int | None = None
+    concerns: list[Concern] = []
+
+
+def show_overview(call: Call, facts: OverviewFacts) -> Response:
+    """The first page."""
     query: OverviewQuery = call.query
-    known = [name for name in await asyncio.to_thread(call.service.engine.topics) if call.principal.sees(name)]
-    wanted = [name for name in known if query.name.lower() in name.lower()]
-    by, last = _SORTS.get(query.sort), query.start + query.limit
-    some = wanted[query.start : last] if by is None else wanted[:_MOST_SORTED]
-    every, groups = await asyncio.to_thread(_rows, call, some)
-    rows = every if by is None else sorted(every, key=by, reverse=True)[query.start : last]
-    found = concerns(every, groups)
-    everything = await asyncio.to_thread(_everything, call, query.range) if call.principal.may("read") else {}
-    found = everything.pop("concerns", []) + found
+    by = _SORTS.get(query.sort)
+    every = facts.rows
+    rows = every if by is None else sorted(every, key=by, reverse=True)[query.start : query.start + query.limit]
+    found = facts.concerns + concerns(every, facts.groups)
+    samples = facts.samples
     return render(
         call,
         "overview.html",
         rows=rows,
-        groups=groups[:_MOST_GROUPS],
-        more_groups=max(len(groups) - _MOST_GROUPS, 0),
+        groups=facts.groups[:_MOST_GROUPS],
+        more_groups=max(len(facts.groups) - _MOST_GROUPS, 0),
         concerns=found[:MOST_SHOWN],
         more_concerns=max(len(found) - MOST_SHOWN, 0),
         query=query,
-        known=len(known),
-        wanted=len(wanted),
-        listed=len(wanted) if by is None else len(every),
-        shown=len(some),
+        known=facts.known,
+        wanted=facts.wanted,
+        listed=facts.wanted if by is None else len(every),
+        shown=len(facts.names),
         totals=totals_of(every),
         folder=call.service.folder,
         base=base_of(call),
         seconds=max((row.spark.seconds for row in rows), default=0.0),
         ranges=RANGES,
         old_s=OLD_S,
-        **{"charts": None, "free_bytes": None} | everything,
+        charts=None if samples is None else charts_of(samples, query.range, most=2),
+        free_bytes=facts.free_bytes,
     )
+
+
+@spanning_page("/ui", OverviewFacts, show_overview, scope="any", query=OverviewQuery)
+async def overview(call: Call) -> OverviewFacts:
+    """What needs attention, how everything fared, and all queues with their counts and rates."""
+    query: OverviewQuery = call.query
+    known = [name for name in await asyncio.to_thread(call.service.engine.topics) if call.principal.sees(name)]
+    wanted = [name for name in known if query.name.lower() in name.lower()]
+    last = query.start + query.limit
+    start = 0 if call.service.is_shard else query.start  # which of all topics come first, no shard can say
+    some = wanted[start:last] if query.sort not in _SORTS else wanted[:_MOST_SORTED]
+    every, groups = await asyncio.to_thread(_rows, call, some)
+    found = OverviewFacts(names=some, known=len(known), wanted=len(wanted), rows=every, groups=groups)
+    if call.principal.may("read"):
+        await asyncio.to_thread(_add_everything, call, query.range, found)
+    return found
 
 
 _MOST_GROUPS: Final = 20
 
 
-def _everything(call: Call, chosen: Range) -> dict[str, Any]:
+def _add_everything(call: Call, chosen: Range, facts: OverviewFacts) -> None:
     """What only those see who may read all topics: the total over time, and the disk."""
     engine = call.service.engine
-    free_bytes = engine.world.disk.free_bytes(engine.folder)
-    return {
-        "charts": charts_of(samples_in(engine, None, None, RANGES[chosen] * 1000), chosen, most=2),
-        "free_bytes": free_bytes,
-        "concerns": disk_concern(engine, free_bytes),
-    }
+    facts.free_bytes = engine.world.disk.free_bytes(engine.folder)
+    facts.concerns = disk_concern(engine, facts.free_bytes)
+    facts.samples = samples_in(engine, None, None, RANGES[chosen] * 1000)
 
 
 def totals_of(rows: list[QueueRow]) -> dict[str, int]:
@@ -357,30 +380,49 @@ class AuditPageQuery(Wire, kw_only=True):
     routine: bool = False
 
 
-@page("/ui/health", query=HealthQuery)
-async def health(call: Call) -> Response:
+class HealthFacts(msgspec.Struct, kw_only=True):
+    """The state of a server, and of what is open of its folder."""
+
+    began_ns: int
+    server: Status
+    settings: list[Setting]
+    syncs: Times
+    open_topics: int
+    partitions: int
+    segments: int
+    log_bytes: int
+    tiered_bytes: int
+    traces_lost: int
+
+
+def show_health(call: Call, facts: HealthFacts) -> Response:
+    """The page of the server's state."""
+    changed = [each for each in facts.settings if each.origin != DEFAULT]
+    found = {name: getattr(facts, name) for name in HealthFacts.__struct_fields__}
+    shown = {"settings": facts.settings if call.query.all else changed, "every": len(facts.settings)}
+    return render(call, "health.html", query=call.query, **found | shown)
+
+
+@spanning_page("/ui/health", HealthFacts, show_health, query=HealthQuery)
+async def health(call: Call) -> HealthFacts:
     """The state of the server: its folder, limits and settings."""
-    service = call.service
-    settings = list(_settings(service))
-    changed = [each for each in settings if each.origin != DEFAULT]
-    return render(
-        call,
-        "health.html",
-        query=call.query,
-        began_ns=service.began_ns,
+    return HealthFacts(
+        began_ns=call.service.began_ns,
         server=await admin.status(call),
-        settings=settings if call.query.all else changed,
-        every=len(settings),
+        settings=settings_shown(admin.effective_of(call.service)),
         **await asyncio.to_thread(_disk, call),
     )
 
 
-def _settings(service: Service) -> Iterator[Setting]:
+def settings_shown(effective: Effective) -> list[Setting]:
     """The settings in force. One that differs from its default without a known origin was passed at the start."""
     usual = {each.name: each.value for each in Effective(broker=BrokerSettings()).settings()}
-    for each in admin.effective_of(service).settings():
-        is_said = each.origin == DEFAULT and each.value != usual[each.name]
-        yield msgspec.structs.replace(each, origin=_SAID) if is_said else each
+    return [
+        msgspec.structs.replace(each, origin=_SAID)
+        if each.origin == DEFAULT and each.value != usual[each.name]
+        else each
+        for each in effective.settings()
+    ]
 
 
 def _disk(call: Call) -> dict[str, Any]:
@@ -420,26 +462,42 @@ def _with_text(acts: list[tuple[Act, str]], text: str) -> list[tuple[Act, str]]:
     return [(act, said) for act, said in acts if has_all(act, said)]
 
 
+class AuditFacts(msgspec.Struct, kw_only=True):
+    """The latest acts and refused calls, newest first, and whether they are kept at all."""
+
+    kept: bool
+    acts: list[Act]
+    refused: list[Act]
+
+
+def show_audit(call: Call, facts: AuditFacts) -> Response:
+    """The page of acts and refused calls."""
+    query: AuditPageQuery = call.query
+    meant = [(act, words_of(act)) for act in facts.acts if query.routine or not is_routine(act)]
+    return render(
+        call,
+        "audit.html",
+        kept=facts.kept,
+        acts=_with_text(meant, query.text)[:_MOST_ACTS],
+        refused=_with_text([(act, words_of(act)) for act in facts.refused], query.text)[:_MOST_ACTS],
+        routine=len(facts.acts) - len(meant),
+        looked=len(facts.acts),
+        query=query,
+    )
+
+
 def audit_page(audit: Audit | None) -> Routes:
     """The audit page, which also says so if there is no audit log."""
     routes = Routes("console")
 
-    @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)
-    async def acts(call: Call) -> Response:
+    @spanning_page("/ui/audit", AuditFacts, show_audit, on=routes, action="admin", query=AuditPageQuery)
+    async def acts(call: Call) -> AuditFacts:
         """The latest administrative acts and refused calls."""
-        query: AuditPageQuery = call.query
-        found = [] if audit is None else await asyncio.to_thread(audit.last, query.limit)
-        refused = [] if audit is None else await asyncio.to_thread(audit.refusals.last, query.limit)
-        meant = [(act, words_of(act)) for act in found if query.routine or not is_routine(act)]
-        return render(
-            call,
-            "audit.html",
+        limit = call.query.limit
+        return AuditFacts(
             kept=audit is not None,
-            acts=_with_text(meant, query.text)[:_MOST_ACTS],
-            refused=_with_text([(act, words_of(act)) for act in refused], query.text)[:_MOST_ACTS],
-            routine=len(found) - len(meant),
-            looked=len(found),
-            query=query,
+            acts=[] if audit is None else await asyncio.to_thread(audit.last, limit),
+            refused=[] if audit is None else await asyncio.to_thread(audit.refusals.last, limit),
         )
 
     return routes

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote, urlencode
 
 import msgspec
@@ -18,7 +18,7 @@ from holdfast.api.schedules import Schedule
 from holdfast.delivery.where import headline
 from holdfast.errors import NotFound, NotInstalled
 from holdfast.large import LargeValue
-from holdfast.protocol.media import Fault
+from holdfast.protocol.media import MSGPACK, Fault
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Action, Handler, Routes
 from holdfast.server.service import Call
@@ -89,6 +89,7 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
     if principal.may("read"):
         facts["tokens_problem"] = call.service.tokens_problem()
     now_ns = call.service.world.clock.now_ns()
+    facts["is_cluster"] = call.service.is_shard
     text = page_text(principal, call.service.settings, now_ns, call.request.path, template, facts)
     content = text.encode("utf-8", "replace")
     etag = _etag(text, now_ns)
@@ -133,7 +134,9 @@ class NavigationLink(msgspec.Struct, frozen=True, kw_only=True):
     is_here: bool
 
 
-def navigation(principal: Principal | None, settings: ServerSettings, path: str) -> list[NavigationLink]:
+def navigation(
+    principal: Principal | None, settings: ServerSettings, path: str, *, is_cluster: bool = False
+) -> list[NavigationLink]:
     """The pages that the caller may see: the same list on every page, also on one that shows an error."""
 
     def may(action: Action) -> bool:
@@ -147,6 +150,7 @@ def navigation(principal: Principal | None, settings: ServerSettings, path: str)
         ("/ui/schedules", "Schedules", "s", may("read")),
         ("/ui/pipelines", "Pipelines", "p", settings.lake is not None and may_read_all),
         ("/ui/locks", "Locks", "l", may("lock")),
+        ("/ui/cluster", "Cluster", "c", is_cluster and may_read_all),
         ("/ui/health", "Health", "h", may_read_all),
         ("/ui/audit", "Audit", "a", may("admin")),
     ]
@@ -176,12 +180,12 @@ def page_text(
             who="" if principal is None else principal.name,
             read_only=principal is not None and principal.read_only,
             may=may,
-            navigation=navigation(principal, settings, path),
+            navigation=navigation(principal, settings, path, is_cluster=facts.get("is_cluster", False)),
             version=holdfast.__version__,
             now_ns=now_ns,
             now=datetime.fromtimestamp(now_ns / 1e9, UTC),
             path=path,
-            **{"tokens_problem": "", "searched_text": ""} | facts,
+            **{"tokens_problem": "", "searched_text": "", "is_cluster": False} | facts,
         )
     )
 
@@ -192,13 +196,15 @@ def error_page(
     fault: Fault,
     identify: Callable[[Request], Principal | None],
     settings: ServerSettings,
+    *,
+    is_cluster: bool = False,
 ) -> Response | None:
     """An error as a page, if the request was for one; otherwise None. It links to the pages that the caller may see."""
     wants = request.path.startswith("/ui") and "text/html" in request.header("accept")
     if not wants or fault.code == NotInstalled.code:
         return None
     asked = unquote(request.path.rstrip("/").rpartition("/")[2]) if status == 404 else ""
-    facts = {"number": status, "code": fault.code, "message": fault.message, "asked": asked}
+    facts = {"number": status, "code": fault.code, "message": fault.message, "asked": asked, "is_cluster": is_cluster}
     text = page_text(identify(request), settings, 0, request.path, "error.html", facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
 
@@ -209,6 +215,37 @@ routes = Routes("console")
 def page(pattern: str, *, action: Action = "read", **facts: Any) -> Callable[[Handler], Handler]:
     """Make the function the handler of a page of the console."""
     return routes.add("GET", pattern, action=action, hidden=True, **facts)
+
+
+class Spanning(NamedTuple):
+    """A page about all topics: the type of its facts, and what makes the page of them."""
+
+    kind: Any
+    show: Callable[[Call, Any], Response]
+
+
+SPANNING: Final[dict[str, Spanning]] = {}
+
+
+def spanning_page(
+    pattern: str, kind: Any, show: Callable[[Call, Any], Response], *, on: Routes = routes, **facts: Any
+) -> Callable[[Callable[[Call], Awaitable[Any]]], Callable[[Call], Awaitable[Any]]]:
+    """Make the function the source of what a page shows, and `show` the page.
+
+    In a cluster each shard answers with its facts, as MessagePack, and a node puts them together before it shows them.
+    """
+    SPANNING[pattern] = Spanning(kind, show)
+
+    def made(gather: Callable[[Call], Awaitable[Any]]) -> Callable[[Call], Awaitable[Any]]:
+        async def handler(call: Call) -> Response:
+            found = await gather(call)
+            return call.answer(found) if call.media == MSGPACK else show(call, found)
+
+        handler.__doc__ = gather.__doc__
+        on.add("GET", pattern, hidden=True, **{"action": "read", **facts})(handler)
+        return gather
+
+    return made
 
 
 _MEDIA: Final = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -84,6 +85,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._unread: Undelivered | None = None  # of an answer that is not in the kernel's buffer yet
         self._unheard: Undelivered | None = None  # of one that is, and that the client may not have read
+        self._at_loss: Callable[[], None] | None = None  # of an answer that comes later
         self._answered_at = 0.0
         self.deadline: float | None = None
         self.why = ""
@@ -168,6 +170,8 @@ class HttpConnection(asyncio.Protocol):
             writable.set_exception(ConnectionResetError("the client is gone"))
         if self._task is not None:
             self._task.cancel()
+        if self._at_loss is not None:
+            self._at_loss()
 
     def data_received(self, data: bytes) -> None:
         if self._paused:  # this was already in transit
@@ -228,6 +232,7 @@ class HttpConnection(asyncio.Protocol):
         request = known.request(self, self._peer, self._certificate, body, sequence)
         if isinstance(answer, DeferredAnswer):
             self._current = request
+            self._at_loss = answer.at_loss
             self.deadline = None
             answer.run(partial(self._answer_later, request))
         else:
@@ -236,7 +241,7 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def _answer_later(self, request: Request, later: DeferredAnswer) -> None:
-        self._current = None
+        self._current = self._at_loss = None
         if self._lost or self._transport.is_closing():
             return
         answer = later.rendered()

@@ -24,6 +24,7 @@ for each call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -68,9 +69,9 @@ class KnownHead:
     """What was found in a head: the request's parts, its route, and the query as the route's handler gets it."""
 
     def __init__(
-        self, service: Service, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
+        self, service: Service | None, request: Request, route: Route, variables: dict[str, str], query: Any, gives: str
     ) -> None:
-        self.service = service
+        self.service = service  # None: of another node
         self._text = request.query
         self.method = request.method
         self.path = request.path
@@ -83,7 +84,9 @@ class KnownHead:
         self.media = gives  # of its answers
         self.start = start_bytes(route.status, gives)
         # How its calls are answered in one step, if they can be.
-        self.prepared: Prepared | None = None if route.prepare is None else route.prepare(service, self)
+        self.prepared: Prepared | None = None
+        if service is not None and route.prepare is not None:
+            self.prepared = route.prepare(service, self)
 
     def request(self, source: BodySource, peer: str, certificate: Any, body: bytes, sequence: int | None) -> Request:
         """A request with this head, as the parser would have found it."""
@@ -163,7 +166,14 @@ class KnownHeads:
 
     def forget(self, service: Service) -> None:
         """Let go of the heads that were learned for a service, which is about to end."""
-        self._known = {key: head for key, head in self._known.items() if head.service is not service}
+        self._let_go(lambda head: head.service is service)
+
+    def drop(self, head: KnownHead) -> None:
+        """Let go of a head that is of no use any more, so that another one can be learned in its place."""
+        self._let_go(lambda each: each is head)
+
+    def _let_go(self, is_over: Callable[[KnownHead], bool]) -> None:
+        self._known = {key: head for key, head in self._known.items() if not is_over(head)}
         self._whole.clear()
         self.get = self._known.get
 

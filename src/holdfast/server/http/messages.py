@@ -121,6 +121,22 @@ class BodySource(Protocol):
         """Send 100 Continue to a client that waits for it before it sends the body."""
 
 
+class _Nowhere:
+    """The source of requests that came from no connection."""
+
+    def go_on(self) -> None:
+        """All of it is there."""
+
+    def expect(self) -> None:
+        """Nobody waits."""
+
+    def abort(self) -> None:
+        """Nothing to close."""
+
+
+NOWHERE: Final = _Nowhere()
+
+
 class Request:
     """One request. Its headers are complete; its body may still be arriving."""
 
@@ -369,12 +385,13 @@ class DeferredAnswer:
     current task while they run, and nothing can cancel them.
     """
 
-    __slots__ = ("_steps", "_then", "at_end", "failure", "render", "value")
+    __slots__ = ("_steps", "_then", "at_end", "at_loss", "failure", "render", "value")
 
-    def __init__(self, steps: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, steps: Coroutine[Any, Any, Any] | None) -> None:
         self._steps = steps
         self._then: Callable[[DeferredAnswer], None] | None = None
         self.at_end: Callable[[], None] | None = None  # called when it is over, whatever came of it
+        self.at_loss: Callable[[], None] | None = None  # called if the client goes away before it is over
         self.value: Any = None  # what the handler returned; None: it can do nothing, and has done nothing
         self.failure: Exception | None = None
         self.render: Callable[[Any], RenderedAnswer | Exception] | None = None  # of what the handler returned
@@ -391,6 +408,7 @@ class DeferredAnswer:
         return self.render(self.value)
 
     def _step(self, _: object) -> None:
+        assert self._steps is not None
         try:
             waiting = self._steps.send(None)
         except StopIteration as end:
@@ -404,6 +422,9 @@ class DeferredAnswer:
         else:
             waiting.add_done_callback(self._step)
             return
+        self._end()
+
+    def _end(self) -> None:
         if self.at_end is not None:
             self.at_end()
         then, self._then = self._then, None
