@@ -10,11 +10,12 @@ from collections import Counter
 import pytest
 
 import holdfast
+from holdfast.api import port_of
 from holdfast.cluster.placement import shard_of_topic
 from holdfast.errors import HoldfastError, InvalidRequest, TopicExists, UnknownTopic
 from tests.integration.cluster_gear import Cluster, Node, cluster, until
 from tests.integration.process_gear import COMMAND, plain_environment
-from tests.integration.test_cluster import Load
+from tests.integration.test_cluster import Load, passed
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
@@ -115,6 +116,52 @@ def test_what_clients_hold_stays_right_when_a_topic_moves(quiet: Cluster):
         assert shard_told(third, topic) == home(quiet, topic)
         with broker.queue(topic) as queue:
             assert len(queue.dead.list()) == 1
+
+
+def test_our_client_follows_a_topic_that_moves(quiet: Cluster):
+    owner, other, third = quiet.nodes
+    topic, target = quiet.topic_on(owner, "followed"), shard_on(other)
+    with holdfast.open(f"{third.url}/{topic}") as queue, quiet.connect(other) as broker:
+        owners = port_of(queue).client.caller.owners
+
+        def straight_to() -> int:
+            endpoint = owners.of(f"/v1/queues/{topic}/enqueue")
+            return 0 if endpoint is None else endpoint.address.port
+
+        queue.put(b"before")
+        assert straight_to() == owner.port
+        broker.cluster.move_topic(topic, target)
+        queue.put(b"after")  # at the owner before, which passes it on
+        assert straight_to() == other.port
+        before = [passed(node) for node in quiet.nodes]
+        for _ in range(20):
+            queue.put(b"x")
+            with queue.get(timeout=10):
+                pass
+        assert all(passed(node) - was < 10 for node, was in zip(quiet.nodes, before, strict=True))
+        assert queue.qsize() == 2
+
+
+def test_the_same_call_finds_its_topic_wherever_that_moves(quiet: Cluster):
+    owner, other, third = quiet.nodes
+    topic = quiet.topic_on(owner, "repeated")
+    connection = third.connection()  # on one connection, the node comes to know the head of the call
+
+    def put_ten() -> None:
+        for _ in range(10):
+            connection.request("POST", f"/v1/queues/{topic}/enqueue", b"x")
+            answer = connection.getresponse()
+            assert answer.status == 201, answer.read()
+            answer.read()
+
+    with quiet.connect(other) as broker:
+        broker.create_topic(topic)
+        put_ten()
+        places = shard_on(other), shard_on(third), shard_on(owner, but=home(quiet, topic)), home(quiet, topic)
+        for shard in places:
+            broker.cluster.move_topic(topic, shard)
+            put_ten()
+        assert broker.queue(topic).qsize() == 10 * (1 + len(places))
 
 
 def test_a_topic_moves_while_it_is_in_use(quiet: Cluster):
