@@ -20,19 +20,8 @@ from holdfast.broker.tracing import TraceContext, parse_traceparent
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.process import environment
-from holdfast.errors import (
-    Closed,
-    DiskFailed,
-    HoldfastError,
-    NotInstalled,
-    TooManyWaiters,
-    Unauthenticated,
-    Unavailable,
-    UnknownGroup,
-    UnknownTopic,
-)
+from holdfast.errors import DiskFailed, HoldfastError, NotInstalled, TooManyWaiters, Unauthenticated, Unavailable
 from holdfast.local.aio.broker import AsyncLocalBrokerPort, open_broker_port_async
-from holdfast.local.group import require_current_async
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, ErrorAnswer, Fault, encode, fault_of
 from holdfast.protocol.schemas import REGISTRY, RegistryFault, registry_error
 from holdfast.server.api import (
@@ -53,6 +42,7 @@ from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.callers import Access, Revocation, challenges_for, check_fetch, check_listening, tls_context
 from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
+from holdfast.server.handling import check_reserve, handled, ready_for
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.heads import KnownHead, KnownHeads
 from holdfast.server.http.listening import HttpServer, not_there, socket_at
@@ -67,7 +57,6 @@ from holdfast.server.http.messages import (
     Undelivered,
     close_chunks,
     header_text,
-    no_room,
     whole_answer,
 )
 from holdfast.server.limits import limits_of
@@ -77,7 +66,6 @@ from holdfast.server.service import Call, Service, check_group, check_right, los
 from holdfast.server.tokens import Principal
 from holdfast.server.turns import CALLER, CallTurns, FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
-from holdfast.storage.files import ran_out, shortage
 
 if TYPE_CHECKING:
     from holdfast.server.grpc.face import GrpcServer
@@ -302,9 +290,6 @@ def make_server(
 
 
 _ID: Final = re.compile(r"[!-~]{1,128}")  # correlation ids that can be sent back in a header
-HEALTH: Final = frozenset({"/healthz", "/readyz"})
-_READS: Final = frozenset({"open", "read"})
-_ABOUT_THE_SERVER: Final = ("/v1/admin/", "/ui/health", "/ui/audit")
 _INTERNAL: Final = "the server failed to handle this call; its log says why, under this correlation id"
 
 
@@ -468,7 +453,7 @@ class ServerApp:
                 self.revocation.add(call)
         try:
             if call.request.in_reserve:
-                _check_reserve(call)
+                check_reserve(call)
             if call.task is not None:
                 CALLER.set(call.principal.name)
                 turn = self._turns.begin(call.principal.name)
@@ -547,8 +532,8 @@ class ServerApp:
             if route.act and not route.looks_first:
                 await call.begin_act()
         if self.service.engine.store is not None:
-            await _ready_for(route, self.service.engine)
-        found = await _handled(call)
+            await ready_for(route, self.service.engine)
+        found = await handled(call)
         if isinstance(found, Response | StreamResponse):
             return found
         if found is None:
@@ -618,83 +603,6 @@ class ServerApp:
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
         return answer
-
-
-async def _ready_for(route: Route, engine: BrokerEngine) -> None:
-    """Wait for a store. An owner that may have been replaced says nothing but what is about the server itself."""
-    page = route.pattern.startswith("/ui") and route.action != "open"
-    if route.action not in _READS and not page:
-        if engine.store is not None:
-            await engine.store.ready()
-    elif (page or route.pattern.startswith("/v1/")) and not route.pattern.startswith(_ABOUT_THE_SERVER):
-        await require_current_async(engine)
-
-
-async def _handled(call: Call) -> Any:
-    path = call.path
-    name = path.get("queue") or path.get("topic")
-    try:
-        if name is not None and not call.service.engine.is_open(name):
-            await _open_topic(call, name)
-        failure, call.request.failure = call.request.failure, None
-        if failure is not None:
-            raise failure
-        return await call.route.handler(call)
-    except Closed as error:
-        raise await _why_closed(call, error) from error
-    except (UnknownTopic, UnknownGroup) as error:
-        raise _shown(call, error) from None
-    except OSError as error:
-        if ran_out(error):  # disk or descriptors: the server recovers as soon as there is enough again
-            raise shortage("the call could not be finished", error, "Nothing else is changed by that") from error
-        raise
-
-
-def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
-    """The error, without names of topics and groups if the caller may not see all of them, and without our folder."""
-    principal = call.principal
-    sees_all = principal.topics.everything and principal.groups.everything and not call.service.is_shard
-    if error.brief and not sees_all:
-        return type(error)(error.brief)
-    error.args = (str(error).replace(f" in {call.service.engine.folder}", "", 1),)  # its notes stay
-    return error
-
-
-async def _open_topic(call: Call, name: str) -> None:
-    """Open the topic of the path on its own thread, so that handlers need not wait for that."""
-    if call.request.method == "DELETE":
-        return
-    port = call.service.port
-    with suppress(HoldfastError):  # the handler will report it
-        await port.at(name).aside(_open_if_there, port.engine, name)
-
-
-def _open_if_there(engine: BrokerEngine, name: str) -> None:
-    if name in engine.catalog:
-        engine.topic(name)
-
-
-def _check_reserve(call: Call) -> None:
-    """The reserved connections are for health checks and admins, and not for calls that wait."""
-    route = call.route
-    if route.action == "open":
-        allowed = route.pattern in HEALTH
-    else:
-        allowed = call.principal.may("admin") and "too_many_waiters" not in route.errors
-    if not allowed:
-        raise no_room()
-
-
-async def _why_closed(call: Call, error: Closed) -> HoldfastError:
-    """The error for a topic that was closed during a call: unknown if deleted, retryable if it is there again."""
-    name = call.path.get("queue") or call.path.get("topic")
-    if type(error) is not Closed or name is None or call.service.port.closed or call.service.leaving:
-        return error
-    try:
-        await call.service.port.at(name).aside(call.service.engine.topic, name)  # after a deletion in progress
-    except UnknownTopic as gone:
-        return _shown(call, gone)
-    return Unavailable(f"{error}. Try again")
 
 
 async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -125,13 +125,9 @@ class _Nowhere:
     """The source of requests that came from no connection."""
 
     def go_on(self) -> None:
-        """All of it is there."""
+        """All of it is there, nobody waits, and there is nothing to close."""
 
-    def expect(self) -> None:
-        """Nobody waits."""
-
-    def abort(self) -> None:
-        """Nothing to close."""
+    expect = abort = go_on
 
 
 NOWHERE: Final = _Nowhere()
