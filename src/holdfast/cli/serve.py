@@ -130,6 +130,7 @@ def serve_command(
     Options take precedence over the settings file; other settings of the server are in its [server] section.
 
     Examples:
+        holdfast serve ./data
         holdfast serve --store s3://bucket/jobs
         holdfast serve --cluster s3://bucket/jobs --host 0.0.0.0 --advertise http://10.0.0.5:7700 --tokens tokens.toml
         holdfast serve ./data --host 0.0.0.0 --tokens tokens.toml --tls-cert cert.pem --tls-key key.pem
@@ -154,13 +155,21 @@ def serve_command(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
-    if cluster is None:
-        _refuse_any(advertise, node_id, zone, weight, max_shards)
-        return run(_served(folder, store) or effective.data_dir, effective, settings)
+    if cluster is not None:
+        return _serve_node(
+            cluster, folder or store, effective, settings, advertise, node_id, (zone, weight, max_shards)
+        )
+    _refuse_any(advertise, node_id, zone, weight, max_shards)
+    return run(_served(folder, store) or effective.data_dir, effective, settings)
+
+
+def _serve_node(
+    url: str, other: str | None, effective: Effective, settings: ServerSettings, advertise: str | None,
+    node_id: str | None, share: tuple[str | None, str | None, int | None],
+) -> int:  # fmt: skip
     from holdfast.cli.operate.cluster import serve_cluster, traits_of
 
-    share = traits_of(zone, weight, max_shards)
-    return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id, share)
+    return serve_cluster(url, other, effective, settings, advertise, node_id, traits_of(*share))
 
 
 def _refuse_any(*of_nodes: object) -> None:
