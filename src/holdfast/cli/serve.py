@@ -155,21 +155,20 @@ def serve_command(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     settings = msgspec.structs.replace(effective.server, **given)
+    of_node = (advertise, node_id, zone, weight, max_shards)
     if cluster is not None:
-        return _serve_node(
-            cluster, folder or store, effective, settings, advertise, node_id, (zone, weight, max_shards)
-        )
-    _refuse_any(advertise, node_id, zone, weight, max_shards)
+        return _serve_node(cluster, folder or store, effective, settings, *of_node)
+    _refuse_any(*of_node)
     return run(_served(folder, store) or effective.data_dir, effective, settings)
 
 
 def _serve_node(
     url: str, other: str | None, effective: Effective, settings: ServerSettings, advertise: str | None,
-    node_id: str | None, share: tuple[str | None, str | None, int | None],
+    node_id: str | None, zone: str | None, weight: str | None, max_shards: int | None,
 ) -> int:  # fmt: skip
     from holdfast.cli.operate.cluster import serve_cluster, traits_of
 
-    return serve_cluster(url, other, effective, settings, advertise, node_id, traits_of(*share))
+    return serve_cluster(url, other, effective, settings, advertise, node_id, traits_of(zone, weight, max_shards))
 
 
 def _refuse_any(*of_nodes: object) -> None:
