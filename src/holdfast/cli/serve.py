@@ -153,13 +153,16 @@ def serve_command(
         "drain_ms": None if drain is None else round(parse_duration(drain, "--drain") * 1000),
         "log_format": log_format,
     }
-    given = {name: value for name, value in changes.items() if value is not None}
-    settings = msgspec.structs.replace(effective.server, **given)
+    settings = _changed(effective.server, changes)
     of_node = (advertise, node_id, zone, weight, max_shards)
     if cluster is not None:
         return _serve_node(cluster, folder or store, effective, settings, *of_node)
     _refuse_any(*of_node)
     return run(_served(folder, store) or effective.data_dir, effective, settings)
+
+
+def _changed(settings: ServerSettings, changes: dict[str, Any]) -> ServerSettings:
+    return msgspec.structs.replace(settings, **{name: value for name, value in changes.items() if value is not None})
 
 
 def _serve_node(
