@@ -46,7 +46,7 @@ def init_command(
     Examples:
         holdfast cluster init s3://bucket/jobs --shards 16
         holdfast cluster init file:///srv/jobs --shards 4
-        holdfast cluster init s3://bucket/jobs --shards 16 --if-absent && holdfast serve --cluster s3://bucket/jobs
+        holdfast cluster init s3://bucket/jobs --shards 16 --if-absent
     """
     from holdfast.broker.folder.stored import shown_place
     from holdfast.cluster.description import create_cluster, read_cluster
