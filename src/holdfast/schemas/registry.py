@@ -10,13 +10,13 @@ key counts. `change` returns the records, and only `apply` changes the state: on
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
 from holdfast.errors import Conflict, IncompatibleSchema, InvalidRequest, InvalidSchema, QueueFull, SchemaNotFound
+from holdfast.later import hashlib
 from holdfast.schemas.source import MOST_REFERENCES, CompiledSchema, Kind, Reference, Schema
 
 Level: TypeAlias = Literal[

@@ -18,7 +18,7 @@ from holdfast.schemas.decoding import compile_schema
 from holdfast.schemas.registry import Level, SchemaVersion, incompatibilities
 from holdfast.schemas.source import CompiledSchema, Kind, Reference, Schema, check_kind
 
-app = Section("Schemas of message bodies: a registry, with versions and compatibility.")
+app = Section("Schemas of message bodies: versions, compatibility.")
 
 Subject: TypeAlias = Annotated[str, argument("SUBJECT", "The subject, such as orders-value.")]
 SchemaFile: TypeAlias = Annotated[str, argument("FILE", "The file with the schema; `-` reads it from stdin.")]
