@@ -151,19 +151,23 @@ def test_the_same_call_finds_its_topic_wherever_that_moves(quiet: Cluster):
     head = f"POST /v1/queues/{topic}/enqueue HTTP/1.1\r\nhost: 127.0.0.1:{third.port}\r\n"
     call = f"{head}content-type: application/octet-stream\r\ncontent-length: 1\r\n\r\nx".encode()
 
-    def put_ten() -> None:
-        for _ in range(10):  # the node knows the head soon, and passes it on as it is
-            connection.sendall(call)
-            assert connection.recv(65536).startswith(b"HTTP/1.1 201")
-
     with quiet.connect(other) as broker, socket.create_connection(("127.0.0.1", third.port), 60) as connection:
         broker.create_topic(topic)
-        put_ten()
-        places = shard_on(other), shard_on(third), shard_on(owner, but=home(quiet, topic)), home(quiet, topic)
-        for shard in places:
-            broker.cluster.move_topic(topic, shard)
-            put_ten()
-        assert broker.queue(topic).qsize() == 10 * (1 + len(places))
+        count = 0
+        for shard in (shard_on(other), shard_on(third), shard_on(owner, but=home(quiet, topic)), home(quiet, topic)):
+            moving = threading.Thread(target=broker.cluster.move_topic, args=(topic, shard))
+            for turn in range(20):  # the node knows the head soon, and passes it on as it is
+                if turn == 5:
+                    moving.start()
+                while True:
+                    connection.sendall(call)
+                    answer = connection.recv(65536)
+                    assert answer.startswith(b"HTTP/1.1 201"), answer
+                    count += 1
+                    if turn != 5 or not moving.is_alive():
+                        break
+            moving.join(60)
+        assert broker.queue(topic).qsize() == count
 
 
 def test_a_topic_moves_while_it_is_in_use(quiet: Cluster):
