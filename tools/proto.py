@@ -154,6 +154,7 @@ LEFT_OUT: Final = {
     "POST /v1/queues/{queue}/subscribeWithState": "Subscribe with state = true",
     "GET /v1/queues/{queue}/watch": "events for browsers: use Subscribe or ReadMessages",
     "GET /v1/topics/{topic}/partitions/{partition}/frames": "stored frames, for Spark",
+    "POST /v1/topics/{topic}/move": "for nodes of clusters, which do not serve gRPC",
     "GET /healthz": "grpc.health.v1.Health",
     "GET /readyz": "grpc.health.v1.Health",
 }

@@ -804,6 +804,9 @@ def test_mistakes_are_explained(tmp_path, quiet: Cluster):
         (("serve", "--cluster", place, "--port", "0", "--node-id", "a"), "there is no cluster"),
         (("serve", "--cluster", quiet.place, "./jobs"), "--cluster goes without"),
         (("serve", "./jobs", "--advertise", "http://h:1"), "--cluster"),
+        (("serve", "./jobs", "--zone", "a"), "--cluster"),
+        (("serve", "--cluster", quiet.place, "--port", "0", "--weight", "0"), "--weight"),
+        (("serve", "--cluster", quiet.place, "--port", "0", "--weight", "nan"), "--weight"),
         (("serve", "--cluster", quiet.place, "--port", "0"), "--node-id"),
         (("serve", "--cluster", quiet.place, "--port", port), "another program already does"),
         (
@@ -846,3 +849,18 @@ def test_a_document_guarded_by_a_lock_of_another_shard_is_refused(quiet: Cluster
         with pytest.raises(HoldfastError) as refused:
             broker.documents.update(document, {"a": 1}, lock=held)
     assert refused.value.code == "not_in_cluster"
+
+
+def test_zones_and_limits_decide_who_owns_and_who_stands_by(tmp_path):
+    with cluster(tmp_path, "--zone", "west", nodes=2, shards=8) as two:
+        first, second = two.nodes
+        assert second.stop() == 0
+        second.arguments = ("--node-id", second.name, "--zone", "east", "--max-shards", "2", "--weight", "0.5")
+        second.start()
+        until(lambda: sorted(first.shards().values()).count(second.name) == 2, "the limited node has two shards")
+        told = {node["node"]: node for node in first.get("/v1/cluster").body["nodes"]}
+        assert (told[second.name]["zone"], told[second.name]["max_shards"]) == ("east", 2)
+        said = run("cluster", "status", two.place).stdout
+        assert all(word in said for word in ("zone", "west", "east", "at most")), said
+        first.kill()
+        until(lambda: "own 6 of 8 shards" in str(second.get("/readyz").body), "it takes no more than it may")

@@ -8,6 +8,7 @@ checks of its history are in `checks`. To add one, add it in both.
 
 from __future__ import annotations
 
+import faulthandler
 import random
 import signal
 import sys
@@ -255,7 +256,9 @@ def main() -> None:
     kind, name, urls, folder, seed = sys.argv[1:]
     patience_s = HASTY_S if kind in ("look", "read") else PATIENCE_S
     me = Client(name, urls.split(","), Path(folder), int(seed), patience_s)
-    signal.signal(signal.SIGTERM, lambda *_: me.ending.set())
+    faulthandler.enable()  # whoever waits for the end in vain sends SIGABRT
+    # From a thread, because the interrupted one may hold the lock of the event.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=me.ending.set).start())
     me.run(KINDS[kind])
 
 

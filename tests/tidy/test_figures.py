@@ -10,17 +10,17 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 390,  # goal: 280; before backups, tiers, frameworks, lakes, clusters, transactions, schemas, gRPC
-    "face_classes": 38,  # goal: 28, half of them generated; before transactions and schemas, each with its parts
+    "modules": 397,  # goal: 280; before backups, tiers, frameworks, lakes, clusters, transactions, schemas, gRPC
+    "face_classes": 40,  # goal: 28, half of them generated; before transactions, schemas and clusters, with their parts
     "priority": 19,  # goal: 12, before schedules: their messages have one, as an argument, stored, shown and sent
     "equal_pairs": 8,  # three of them are options of one kind in several frameworks' forms
     "equal_face_pairs": 0,
-    "shape_pairs": 214,  # goal: 150; most of what came with clusters, schemas and gRPC are plain tables
+    "shape_pairs": 215,  # goal: 150; most of what came with clusters, schemas and gRPC are plain tables
     "private_names": 0,
     "private_exceptions": 9,  # goal: at most 24, each of which says why
-    "class_names": 30,  # goal: 25
-    "short_modules": 23,  # goal: fewer than 30
-    "one_sibling": 40,  # parts of a node, of the registry and of gRPC, each with an idea of its own
+    "class_names": 32,  # goal: 25, before clusters had a face
+    "short_modules": 26,  # goal: fewer than 30
+    "one_sibling": 42,  # parts of a node, of moves, of the registry and of gRPC, each with an idea of its own
     "unnamed_modules": 3,  # a folder of Django's with nothing but another folder, and stubs that are generated
     "imports_percent": 6.3,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object

@@ -48,7 +48,9 @@ WORDS = {
 EXPECTED = frozenset({("cli", "config"), ("config", "config"), ("api", "flush")})
 
 # A shard of a cluster is no partition: it holds whole topics.
-OTHER_THINGS = frozenset({("cluster", "shard"), ("cluster", "shards"), ("cli", "shard"), ("cli", "shards")})
+OTHER_THINGS = frozenset(
+    (layer, word) for layer in ("cluster", "cli", "api", "local", "protocol", "remote") for word in ("shard", "shards")
+)
 
 # Folders of somebody's machine, at the start of a path.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(?:root|work)/")

@@ -123,7 +123,7 @@ def test_check_looks_at_the_locks_too(run: Run, folder: Path):
     run("state", "put", folder, "plan", "1")
     (report,) = run("check", folder, "--json").document["logs"]
     assert (report["kind"], report["name"], report["ok"]) == ("locks", "locks", True)
-    assert report["state"] == {"held": 1, "documents": 1, "schedules": 0, "wrong": []}
+    assert report["state"] == {"held": 1, "documents": 1, "schedules": 0, "transactions": 0, "wrong": []}
     (segment,) = (folder / "locks").glob("*.log")
     content = bytearray(segment.read_bytes())
     content[content.index(b"report")] ^= 0xFF

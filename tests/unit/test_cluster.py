@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
@@ -13,8 +14,9 @@ from holdfast.broker.samples import Sample, Samples
 from holdfast.broker.tracing import TraceStep
 from holdfast.client.opening import joined, parse_address
 from holdfast.cluster.description import DESCRIPTION, create_cluster, read_cluster
-from holdfast.cluster.placement import Role, ranked, role_of, shard_of_topic
+from holdfast.cluster.placement import NodeTraits, Role, assignments, ranked, shard_of_topic
 from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
+from holdfast.cluster.table import Placed, PlacedOtherwise, PlacementStore, PlacementTable
 from holdfast.env import real_world
 from holdfast.env.chain.engines import MemoryStore, open_store, parse_place
 from holdfast.errors import BadSettings, Conflict, CorruptData, InvalidRequest, NotFound, UnknownFormat
@@ -57,23 +59,53 @@ def test_the_order_of_nodes_does_not_matter():
     assert all(ranked(shard, NODES) == ranked(shard, NODES[::-1]) for shard in SHARDS)
 
 
+ALIKE = dict.fromkeys(NODES, NodeTraits())
+MOST = len(SHARDS)
+
+
 def test_each_shard_has_one_owner_and_one_standby():
-    for shard in SHARDS:
-        roles = [role_of(node, shard, NODES) for node in NODES]
+    for each in assignments(MOST, ALIKE):
+        roles = [each.role_of(node) for node in NODES]
         assert (roles.count(Role.OWN), roles.count(Role.STAND_BY)) == (1, 1)
 
 
 def test_who_stands_by_is_who_owns_it_when_the_owner_is_gone():
-    for shard in SHARDS:
-        owner = next(node for node in NODES if role_of(node, shard, NODES) is Role.OWN)
-        standby = next(node for node in NODES if role_of(node, shard, NODES) is Role.STAND_BY)
-        assert role_of(standby, shard, [node for node in NODES if node != owner]) is Role.OWN
+    for shard, each in enumerate(assignments(MOST, ALIKE)):
+        rest = {node: traits for node, traits in ALIKE.items() if node != each.owner}
+        assert assignments(MOST, rest)[shard].owner == each.standby
 
 
 def test_a_node_that_leaves_keeps_nothing_but_what_nobody_else_can_have():
-    for shard in SHARDS:
-        assert role_of("node-0", shard, NODES, ["node-0"]) is Role.NOTHING
-    assert role_of("node-0", 0, ["node-0"], ["node-0"]) is Role.OWN
+    assert all(each.role_of("node-0") is Role.NOTHING for each in assignments(MOST, ALIKE, ["node-0"]))
+    assert assignments(1, {"node-0": NodeTraits()}, ["node-0"]) == [("node-0", "")]
+
+
+def test_a_node_of_twice_the_weight_owns_twice_as_many_shards():
+    heavy = {**ALIKE, "node-0": NodeTraits(weight=2)}
+    counts = Counter(each.owner for each in assignments(1024, heavy))
+    assert 1.6 < counts["node-0"] / (sum(counts.values()) - counts["node-0"]) * 4 < 2.4, counts
+    for before, after in zip(assignments(1024, ALIKE), assignments(1024, heavy), strict=True):
+        assert after.owner in (before.owner, "node-0"), "only shards that it wins move"
+
+
+def test_the_standby_is_in_another_zone_if_there_is_one():
+    zones = {node: NodeTraits(zone="ab"[number % 2]) for number, node in enumerate(NODES)}
+    for shard, each in enumerate(assignments(MOST, zones)):
+        assert zones[each.owner].zone != zones[each.standby].zone
+        rest = {node: traits for node, traits in zones.items() if traits.zone != zones[each.owner].zone}
+        assert assignments(MOST, rest)[shard].owner == each.standby, "it takes over when the whole zone is gone"
+    alone = dict.fromkeys(NODES, NodeTraits(zone="a"))
+    assert assignments(MOST, alone) == assignments(MOST, ALIKE)
+
+
+def test_no_node_is_given_more_shards_than_it_may_own():
+    limited = {**ALIKE, "node-1": NodeTraits(max_shards=3)}
+    counts = Counter(each.owner for each in assignments(MOST, limited))
+    assert counts["node-1"] == 3
+    assert sum(counts.values()) == MOST
+    full = assignments(10, dict.fromkeys(NODES[:2], NodeTraits(max_shards=2)))
+    assert Counter(each.owner for each in full) == {"node-0": 2, "node-1": 2, "": 6}
+    assert all(each.standby == "" for each in full if not each.owner)
 
 
 def test_topics_spread_over_all_shards():
@@ -316,6 +348,67 @@ def test_several_addresses_that_do_not_fit_are_refused(text):
 def test_the_queue_may_be_named_behind_any_of_the_addresses():
     address = parse_address("http://a:1,http://b:2/jobs")
     assert (address.queue, address.text, address.others[0].port) == ("jobs", "http://a:1", 2)
+
+
+# The table of placements
+
+
+def test_of_two_changes_that_expect_the_same_move_one_is_made():
+    placements = PlacementStore(MemoryStore(), "")
+    placements.change("orders", "", Placed(1, "a"))
+    with pytest.raises(PlacedOtherwise) as refused:
+        placements.change("orders", "", Placed(2, "b"))
+    assert refused.value.table.topics == {"orders": Placed(1, "a")}
+    placements.change("orders", "", Placed(1, "a"))  # repeated: it has been made
+    assert placements.change("orders", "a", Placed(2, "b")).version == 2
+
+
+def test_a_change_that_lost_the_race_for_a_number_is_made_with_the_next():
+    class Rival(MemoryStore):
+        """Another node comes first, once."""
+
+        is_first = True
+
+        def create(self, key: str, content: bytes) -> bool:
+            if self.is_first:
+                self.is_first = False
+                PlacementStore(self, "").change("mails", "", Placed(0, "m"))
+            return super().create(key, content)
+
+    placements = PlacementStore(Rival(), "")
+    table = placements.change("orders", "", Placed(1, "a"))
+    assert (table.version, table.topics) == (2, {"mails": Placed(0, "m"), "orders": Placed(1, "a")})
+
+
+def test_a_number_that_was_removed_and_is_created_again_changes_nothing():
+    store = MemoryStore()
+    placements = PlacementStore(store, "")
+    for number in range(100):
+        placements.change("orders", str(number - 1) if number else "", Placed(number % 7, str(number)))
+    kept = list(store.keys("cluster/placement/"))
+    assert len(kept) == 64
+    first = PlacementTable(version=1, topics={"orders": Placed(5, "late")})
+    assert store.create(f"cluster/placement/{1:020}", msgspec.json.encode(first))
+    assert placements.read().topics == {"orders": Placed(99 % 7, "99")}
+    with pytest.raises(PlacedOtherwise):
+        placements.change("orders", "", Placed(5, "late"))
+
+
+def test_dead_letters_are_where_their_topic_was_put():
+    table = PlacementTable(version=1, topics={"orders": Placed(5, "a")})
+    assert table.shard_of("orders", 16) == table.shard_of("orders.dlq", 16) == 5
+    assert table.shard_of("payments", 16) == shard_of_topic("payments", 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [(b'{"format":2}', UnknownFormat), (b"{", CorruptData), (b'{"format":1,"topics":7}', CorruptData)],
+)
+def test_a_table_that_cannot_be_read_is_refused(content, error):
+    store = MemoryStore()
+    store.create(f"cluster/placement/{1:020}", content)
+    with pytest.raises(error):
+        PlacementStore(store, "").read()
 
 
 @pytest.mark.parametrize(

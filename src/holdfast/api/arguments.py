@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from holdfast.api.drafts import Seconds, duration_ms, instant_ns, lease_of
+from holdfast.broker.folder.layout import check_topic_name
 from holdfast.env.process import asyncio
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.later import traceback
@@ -129,6 +130,21 @@ def check_count(count: object) -> None:
     """Refuse a bad number of messages to receive or peek at."""
     if type(count) is not int or not 1 <= count <= MOST_AT_ONCE:
         raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {MOST_AT_ONCE}")
+
+
+def sampled_ms(topic: str | None, group: str | None, last: Seconds) -> int:
+    """Return how far back samples are wanted. Raises InvalidRequest also for a group without its topic."""
+    if topic is not None:
+        check_topic_name(topic)
+    elif group is not None:
+        raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
+    return span_of(last)
+
+
+def check_shard(shard: object, *, needed: bool = False) -> None:
+    """Refuse what cannot be the number of a shard."""
+    if (shard is not None or needed) and (type(shard) is not int or shard < 0):
+        raise InvalidRequest(f"{shard!r} cannot be the number of a shard: they count from 0")
 
 
 def switch(value: object, name: str) -> bool:

@@ -38,7 +38,7 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic at one moment; `settings` are those that differ from the defaults."""
+    """One topic at one moment; `settings` are those that differ from the defaults. In a cluster it has a shard."""
 
     name: str
     id: int
@@ -47,6 +47,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[str]
     stream_groups: list[str]
     settings: dict[str, Any]
+    shard: int | None = None
 
     @property
     def messages(self) -> int:

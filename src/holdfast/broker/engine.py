@@ -59,6 +59,7 @@ from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.locks import FolderLocks
+    from holdfast.broker.moving import TopicMoves
     from holdfast.broker.schedules import FolderSchedules
     from holdfast.broker.transactions import FolderTransactions
     from holdfast.env.chain.chain import Chain
@@ -77,6 +78,7 @@ class BrokerEngine:
     stand_in: Callable[[Any], Any] | None = None
     client_in_child: Any = None
     store: Chain | None = None  # what the folder lives in, if it does not live here
+    moves: TopicMoves | None = None  # the topics that are leaving or coming, if there are other folders
     _schedules: FolderSchedules | None = None
     _transactions: FolderTransactions | None = None
 
@@ -253,7 +255,8 @@ class BrokerEngine:
         """The names of all topics."""
         self.check_open()
         with self._translated(""):
-            return self.catalog.names()
+            found = self.catalog.names()
+        return found if self.moves is None else [name for name in found if not self.moves.is_elsewhere(name)]
 
     def producers(self) -> Producers:
         """The named producers; opened on first use."""
@@ -295,6 +298,11 @@ class BrokerEngine:
 
                 self._schedules = FolderSchedules(self, kept=self._kept)
             return self._schedules
+
+    def schedules_changed(self) -> None:
+        """Notice schedules that came or went with a topic; before `keep`, nobody has read them yet."""
+        if self._kept or self._schedules is not None:
+            self.schedules().reread()
 
     def transactions(self) -> FolderTransactions:
         """The transactions; nothing is read before their first use."""
@@ -489,9 +497,31 @@ class BrokerEngine:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Keep other threads from opening, changing or deleting the topic; other topics are not blocked."""
+        """Keep other threads from opening, changing or deleting the topic; other topics are not blocked.
+
+        Raises Unavailable if the topic is in another folder, or on its way.
+        """
+        with self.alone_here(name):
+            self.check_here(name)
+            yield
+
+    def check_here(self, name: str) -> None:
+        """Raise Unavailable if the topic is in another folder, or on its way."""
+        refusal = None if self.moves is None else self.moves.refusal(name)
+        if refusal is not None:
+            raise refusal
+
+    @contextmanager
+    def alone_here(self, name: str) -> Iterator[None]:
+        """Like `alone`, for whoever moves the topic."""
         with self._locks_of.of(name), self._translated(name):
             yield
+
+    def let_go(self, topic: Topic) -> None:
+        """Close a topic in use, because it is about to leave the folder. Called with its name's lock held."""
+        with self._lock:
+            self._topics.pop(topic.name, None)
+        topic.close()
 
     def filed(self, name: str) -> Mapping[str, Any]:
         """The settings of this topic in the settings file."""

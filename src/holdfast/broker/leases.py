@@ -165,6 +165,10 @@ class FolderKey:
                     self._key = self._read() or self._make()
         return self._key
 
+    def existing(self) -> bytes | None:
+        """Return the content of the key's file; None if there is none yet."""
+        return read_file(self._world.disk, join(self._root, KEY_FILE))
+
     def _read(self) -> bytes | None:
         path = join(self._root, KEY_FILE)
         content = read_file(self._world.disk, path)
@@ -186,6 +190,11 @@ class FolderKey:
         # A consumer in another process needs it for its first ack, also on a full disk.
         with_space(world, len(content), lambda: durable_replace(world.disk, self._root, KEY_FILE, content))
         return key
+
+
+def topic_key(world: World, folder: str) -> FolderKey | None:
+    """Return the key that a topic has brought from the folder where it was before; None if it was always here."""
+    return FolderKey(world, folder) if world.disk.exists(join(folder, KEY_FILE)) else None
 
 
 def key_is_whole(world: World, root: str) -> bool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -60,6 +60,7 @@ from holdfast.storage.keeper import Keeper, soonest
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.locks import FolderLocks
     from holdfast.broker.messages import Publication
     from holdfast.broker.partition import Partition
     from holdfast.broker.topic import Topic
@@ -291,6 +292,13 @@ class FolderSchedules:
             self._noted = self._write(name, after(state, outcomes, next_ms, now_ms))
             self.fired.add(len(outcomes))  # nobody knows how late they were
 
+    def reread(self) -> None:
+        """Notice schedules that came or went with a topic."""
+        with self._turn, self._lock:
+            self._states = None
+            self._loaded()
+        self.on_attention()
+
     def _known(self, name: str) -> ScheduleState:
         state = self._loaded().get(name)
         if state is None:
@@ -478,6 +486,30 @@ def _states_in(contents: Mapping[str, bytes]) -> dict[str, ScheduleState]:
         except msgspec.MsgspecError as error:  # the others must still fire
             logger.error("a schedule cannot be read", extra={"schedule": name, "error": str(error)})
     return found
+
+
+def schedules_for(locks: FolderLocks, topic: str) -> dict[str, bytes]:
+    """Return the documents of the schedules that publish to a topic, by the names of the schedules."""
+    contents = locks.schedules()
+    return {name: contents[name] for name, state in _states_in(contents).items() if state.template.topic == topic}
+
+
+def take_schedules(locks: FolderLocks, contents: Mapping[str, bytes]) -> None:
+    """Write schedules as they were in another folder, durably."""
+    for name, content in contents.items():
+        _settled(locks, ReplaceDocument(SCHEDULE_PREFIX + name, content))
+
+
+def drop_schedules(locks: FolderLocks, names: Iterable[str]) -> None:
+    """Remove schedules that are in another folder now, durably."""
+    for name in names:
+        _settled(locks, Remove(SCHEDULE_PREFIX + name))
+
+
+def _settled(locks: FolderLocks, command: ReplaceDocument | Remove) -> None:
+    appended = locks.change(command, bounded=False).appended
+    if appended is not None:
+        locks.journal.log.wait(appended)
 
 
 def stored_schedules(world: World, root: str) -> dict[str, ScheduleState]:

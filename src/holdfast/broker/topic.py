@@ -43,7 +43,7 @@ from holdfast.broker.folder.layout import (
 )
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.journal import newest_snapshot
-from holdfast.broker.leases import FolderKey, Prover
+from holdfast.broker.leases import FolderKey, Prover, topic_key
 from holdfast.broker.messages import ONLY_FOR, check_partition
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import LostPartition, Partition, Site
@@ -87,7 +87,7 @@ class Topic:
         self.settings = settings
         self._observer = observer
         self._queries = queries or Queries(world, root)
-        self._key = key or FolderKey(world, root)
+        self.key = topic_key(world, topic_folder(root, name)) or key or FolderKey(world, root)
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner
@@ -263,7 +263,7 @@ class Topic:
 
     def _prover(self, group: str) -> Prover:
         """The prover of a group's receipts, which are not valid for other groups or a later topic of this name."""
-        return Prover(self._key.get(), "receipt", self.id, self.created_ms, group, mark=PROVEN)
+        return Prover(self.key.get(), "receipt", self.id, self.created_ms, group, mark=PROVEN)
 
     def dead_partition(self, number: int) -> DeadPartition:
         """The dead letters of a partition; created on first use."""

@@ -79,6 +79,14 @@ Advertise: TypeAlias = Annotated[
 NodeId: TypeAlias = Annotated[
     str | None, option("--node-id NAME", "The node's name in the cluster; its host and port by default.")
 ]
+Zone: TypeAlias = Annotated[
+    str | None, option("--zone NAME", "The node's zone: standbys are in another one, if there is one.")
+]
+Weight: TypeAlias = Annotated[
+    str | None, option("--weight N", "The node's share of the shards, compared with 1 of the others.")
+]
+MaxShards: TypeAlias = Annotated[int | None, option("--max-shards N", "The most shards the node may own.", least=1)]
+Host: TypeAlias = Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")]
 TokensFile: TypeAlias = Annotated[
     str | None, option("--tokens FILE", "The file with the tokens of callers; see `holdfast token new`.")
 ]
@@ -97,8 +105,11 @@ def serve_command(
     cluster: ClusterUrl = None,
     advertise: Advertise = None,
     node_id: NodeId = None,
+    zone: Zone = None,
+    weight: Weight = None,
+    max_shards: MaxShards = None,
     config: Annotated[str | None, option("--config FILE", "A settings file; $HOLDFAST_CONFIG by default.")] = None,
-    host: Annotated[str | None, option("--host HOST", "The address to listen on; 127.0.0.1 by default.")] = None,
+    host: Host = None,
     port: Port = None,
     socket: Annotated[str | None, option("--socket PATH", "Also listen on this Unix socket.")] = None,
     grpc_port: GrpcPort = None,
@@ -142,15 +153,33 @@ def serve_command(
         "drain_ms": None if drain is None else round(parse_duration(drain, "--drain") * 1000),
         "log_format": log_format,
     }
-    given = {name: value for name, value in changes.items() if value is not None}
-    settings = msgspec.structs.replace(effective.server, **given)
+    settings = _changed(effective.server, changes)
+    of_node = (advertise, node_id, zone, weight, max_shards)
     if cluster is not None:
-        from holdfast.cli.operate.cluster import serve_cluster
-
-        return serve_cluster(cluster, folder or store, effective, settings, advertise, node_id)
-    if advertise is not None or node_id is not None:
-        raise InvalidRequest("--advertise and --node-id are for a node of a cluster: give --cluster URL, too")
+        return _serve_node(cluster, folder or store, effective, settings, *of_node)
+    _refuse_any(*of_node)
     return run(_served(folder, store) or effective.data_dir, effective, settings)
+
+
+def _changed(settings: ServerSettings, changes: dict[str, Any]) -> ServerSettings:
+    return msgspec.structs.replace(settings, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _serve_node(
+    url: str, other: str | None, effective: Effective, settings: ServerSettings, advertise: str | None,
+    node_id: str | None, zone: str | None, weight: str | None, max_shards: int | None,
+) -> int:  # fmt: skip
+    from holdfast.cli.operate.cluster import serve_cluster, traits_of
+
+    return serve_cluster(url, other, effective, settings, advertise, node_id, traits_of(zone, weight, max_shards))
+
+
+def _refuse_any(*of_nodes: object) -> None:
+    if any(given is not None for given in of_nodes):
+        raise InvalidRequest(
+            "--advertise, --node-id, --zone, --weight and --max-shards are for a node of a cluster: give --cluster "
+            "URL, too"
+        )
 
 
 def _served(folder: str | None, store: str | None) -> str | None:

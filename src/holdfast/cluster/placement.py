@@ -12,10 +12,14 @@ want a shard; the shard's chain decides who owns it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
-from typing import Final
+from math import log
+from typing import Final, NamedTuple
+
+import msgspec
 
 from holdfast.broker.folder.layout import DEAD_SUFFIX
 from holdfast.broker.messages import murmur3
@@ -39,13 +43,33 @@ def shard_of_key(name: str, shards: int) -> int:
     return murmur3()(name.encode(), _KEY_SEED) % shards
 
 
-def ranked(shard: int, nodes: Iterable[str]) -> list[str]:
-    """The nodes in the order in which they should own the shard: the first one if it lives, otherwise the next."""
-    return sorted(nodes, key=lambda node: (_weight(node, shard), node), reverse=True)
+class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides about a node's share: its weight, its zone (or none), and how many shards it may own (0: all)."""
+
+    weight: float = 1.0
+    zone: str = ""
+    max_shards: int = 0
+
+
+_USUAL: Final = NodeTraits()
+
+
+def ranked(shard: int, nodes: Iterable[str], traits: Mapping[str, NodeTraits] | None = None) -> list[str]:
+    """The nodes in the order in which they should own the shard: the first one if it lives, otherwise the next.
+
+    A node of twice the weight is first for twice as many shards.
+    """
+    known = traits or {}
+
+    def score(node: str) -> tuple[float, int, str]:
+        number = _hash(node, shard)
+        return -known.get(node, _USUAL).weight / log((number + 0.5) / 2**32), number, node
+
+    return sorted(nodes, key=score, reverse=True)
 
 
 @lru_cache(maxsize=_KEPT)
-def _weight(node: str, shard: int) -> int:
+def _hash(node: str, shard: int) -> int:
     return murmur3()(f"{node}/{shard}".encode(), _NODE_SEED)
 
 
@@ -57,16 +81,31 @@ class Role(Enum):
     NOTHING = "nothing"
 
 
-def role_of(node: str, shard: int, live: Collection[str], leaving: Collection[str] = ()) -> Role:
-    """What a node should do about a shard, given the nodes that live, and those of them that are about to go.
+class Assignment(NamedTuple):
+    """Which node should own a shard, and which should stand by; empty if none can."""
 
-    The first one owns it, the second one stands by. One that is about to go stands by for nothing, and owns a shard
-    only as long as there is nobody else.
+    owner: str
+    standby: str
+
+    def role_of(self, node: str) -> Role:
+        return Role.OWN if node == self.owner else Role.STAND_BY if node == self.standby else Role.NOTHING
+
+
+def assignments(shards: int, nodes: Mapping[str, NodeTraits], leaving: Collection[str] = ()) -> list[Assignment]:
+    """What each shard should have, given the nodes that live, and those of them that are about to go.
+
+    The first node owns it; if that has as many as it may, the next one. Of the others, the first one in another zone
+    stands by, or the first of all if there is no other zone. One that is about to go stands by for nothing, and owns a
+    shard only as long as there is nobody else.
     """
-    staying = [each for each in live if each not in leaving]
-    order = ranked(shard, staying or live)
-    if node not in order[:2]:
-        return Role.NOTHING
-    if order[0] == node:
-        return Role.OWN
-    return Role.STAND_BY if staying else Role.NOTHING
+    staying = [node for node in nodes if node not in leaving]
+    held: Counter[str] = Counter()
+    found = []
+    for shard in range(shards):
+        order = ranked(shard, staying or nodes, nodes)
+        owner = next((node for node in order if not 0 < nodes[node].max_shards <= held[node]), "")
+        held[owner] += 1
+        others = [node for node in order if node != owner] if owner and staying else []
+        apart = [node for node in others if nodes[node].zone != nodes[owner].zone]
+        found.append(Assignment(owner, (apart or others or [""])[0]))
+    return found

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.cluster.placement import NodeTraits
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable
 from holdfast.env.chain.ownership import CLUSTER
 from holdfast.env.process import get_logger
@@ -42,6 +43,8 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     number: int  # counts its records up
     shards: dict[int, int] = {}  # those that it owns, and in which epoch of each
     leaving: bool = False  # it is about to end, and hands its shards over
+    traits: NodeTraits = NodeTraits()
+    placement: int = 0  # the version of the table of placements that it knows
     version: str = ""
     written_at_ms: int = 0  # by the node's wall clock, for people
     process: dict[str, Any] = {}  # so that others on its machine can see whether it has ended

@@ -55,6 +55,12 @@ if TYPE_CHECKING:
 # Descriptions of topics and their groups.
 
 
+def refuse_shard(shard: int | None) -> None:
+    """Raise InvalidRequest if there is a shard to choose: a folder is no cluster."""
+    if shard is not None:
+        raise InvalidRequest("this is not a cluster, so there are no shards to choose from; connect to a node")
+
+
 def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
     """Return the description of a topic."""
     partitions = [partition_info(number, partition) for number, partition in enumerate(topic.partitions)]

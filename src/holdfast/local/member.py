@@ -392,6 +392,7 @@ class StreamMember:
                 with self.engine.using(place[0]) as topic:
                     topic.partition(place[1])  # or UnknownTopic; one that is another's is refused below
             elif self.partitions[place].topic.closed:
+                self.engine.check_here(place[0])
                 raise UnknownTopic(
                     f"the topic {place[0]} was deleted, and nothing can be committed there: close this consumer"
                 )

@@ -1,7 +1,4 @@
-"""Topics, partitions and groups on the wire: how they are described, created, changed and committed to.
-
-Also locks and state documents, and the server itself: how it does, who waits, and the traces it keeps.
-"""
+"""Topics, groups, locks and documents on the wire; and the server itself: how it does, and the traces it keeps."""
 
 from __future__ import annotations
 
@@ -223,6 +220,7 @@ class CreateTopic(Wire, kw_only=True):
     partitions: Partitions | None = None
     settings: Settings = msgspec.field(default_factory=dict)
     exist_ok: bool = False
+    shard: Annotated[int, Meta(ge=0, le=1_023)] | None = None  # of a cluster; by default, the name decides
 
 
 class AlterTopic(Wire, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -274,6 +274,13 @@ class ServedMembers:
         del self._members[group, member_id]
         # Shielded: if the caller disconnects now, nothing else would end the member.
         await asyncio.shield(self._end(member))
+
+    async def put_out(self, topic: str) -> None:
+        """Remove the members that read a topic, because it is leaving: they join again, where it will be."""
+        for (group, member_id), member in list(self._members.items()):
+            if topic in member.topics and self._members.pop((group, member_id), None) is not None:
+                with suppress(HoldfastError):
+                    await member.port.leave(for_good=True)
 
     def _expect(self, group: str, member: ServedMember) -> None:
         """End the member if its session is over, otherwise check again when it would be."""

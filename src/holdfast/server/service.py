@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -40,10 +40,20 @@ from holdfast.settings import ServerSettings
 if TYPE_CHECKING:
     from holdfast.broker.tracing import TraceContext
     from holdfast.env.chain.chain import Chain
+    from holdfast.protocol.cluster import TopicMoved
     from holdfast.server.audit import Act
 
 
 _Found = TypeVar("_Found")
+
+
+class TopicMover(Protocol):
+    """Moves topics to a shard of a cluster."""
+
+    shard: int
+
+    async def move(self, topic: str, wait_s: float, *, only_new: bool = False) -> TopicMoved:
+        """Bring a topic here, or go on doing so; with `only_new`, put a name here that no topic has yet."""
 
 
 class Service:
@@ -68,6 +78,7 @@ class Service:
         self.answers = Room(ANSWERS_EACH * 2 * ANSWER_BYTES)
         self.publishing = ServedPublishing(self.port, self.pool)
         self.leaving = False
+        self.mover: TopicMover | None = None  # moves topics here from other shards, if there are any
         self.is_shard = False  # whether others have the rest: then what is not here may be there
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()

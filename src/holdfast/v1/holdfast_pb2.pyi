@@ -517,7 +517,7 @@ class CreateQueueRequest(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., partitions: _Optional[int] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class CreateQueueResponse(_message.Message):
-    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings")
+    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -525,6 +525,7 @@ class CreateQueueResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STREAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     created_at: str
@@ -532,7 +533,8 @@ class CreateQueueResponse(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     stream_groups: _containers.RepeatedScalarFieldContainer[str]
     settings: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class PartitionInfo(_message.Message):
     __slots__ = ("number", "start", "end", "bytes", "segments", "problem", "tiered_bytes")
@@ -1661,7 +1663,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[TopicInfo, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class TopicInfo(_message.Message):
-    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings")
+    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -1669,6 +1671,7 @@ class TopicInfo(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STREAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     created_at: str
@@ -1676,22 +1679,25 @@ class TopicInfo(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     stream_groups: _containers.RepeatedScalarFieldContainer[str]
     settings: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("name", "partitions", "settings", "exist_ok")
+    __slots__ = ("name", "partitions", "settings", "exist_ok", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     partitions: int
     settings: _struct_pb2.Struct
     exist_ok: bool
-    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., exist_ok: _Optional[bool] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., exist_ok: _Optional[bool] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class CreateTopicResponse(_message.Message):
-    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings")
+    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -1699,6 +1705,7 @@ class CreateTopicResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STREAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     created_at: str
@@ -1706,7 +1713,8 @@ class CreateTopicResponse(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     stream_groups: _containers.RepeatedScalarFieldContainer[str]
     settings: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class GetTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -1715,7 +1723,7 @@ class GetTopicRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ...) -> None: ...
 
 class GetTopicResponse(_message.Message):
-    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings")
+    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -1723,6 +1731,7 @@ class GetTopicResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STREAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     created_at: str
@@ -1730,7 +1739,8 @@ class GetTopicResponse(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     stream_groups: _containers.RepeatedScalarFieldContainer[str]
     settings: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class AlterTopicRequest(_message.Message):
     __slots__ = ("topic", "settings")
@@ -1741,7 +1751,7 @@ class AlterTopicRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
 
 class AlterTopicResponse(_message.Message):
-    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings")
+    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -1749,6 +1759,7 @@ class AlterTopicResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STREAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     created_at: str
@@ -1756,7 +1767,8 @@ class AlterTopicResponse(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     stream_groups: _containers.RepeatedScalarFieldContainer[str]
     settings: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class DeleteTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -1777,7 +1789,7 @@ class AddPartitionsRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class AddPartitionsResponse(_message.Message):
-    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings")
+    __slots__ = ("name", "id", "created_at", "partitions", "groups", "stream_groups", "settings", "shard")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -1785,6 +1797,7 @@ class AddPartitionsResponse(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STREAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: int
     created_at: str
@@ -1792,7 +1805,8 @@ class AddPartitionsResponse(_message.Message):
     groups: _containers.RepeatedScalarFieldContainer[str]
     stream_groups: _containers.RepeatedScalarFieldContainer[str]
     settings: _struct_pb2.Struct
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    shard: int
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[int] = ..., created_at: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[PartitionInfo, _Mapping]]] = ..., groups: _Optional[_Iterable[str]] = ..., stream_groups: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class CompactTopicRequest(_message.Message):
     __slots__ = ("topic",)

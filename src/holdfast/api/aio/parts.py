@@ -1,4 +1,4 @@
-"""What a broker has besides topics and groups, for tasks: locks, documents, schedules and transactions."""
+"""What a broker has besides topics and groups, for tasks: locks, documents, schedules, transactions, a cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from holdfast.api.aio.message import AsyncDocuments, AsyncLocks
 from holdfast.api.drafts import Seconds
 
 if TYPE_CHECKING:
+    from holdfast.api.aio.cluster import AsyncCluster
     from holdfast.api.aio.ports import AsyncBrokerPort
     from holdfast.api.aio.schedules import AsyncSchedules
     from holdfast.api.aio.schemas import AsyncSchemas
@@ -36,6 +37,13 @@ class AsyncBrokerParts(Face):
         from holdfast.api.aio.schedules import AsyncSchedules
 
         return AsyncSchedules(self._port.schedules())
+
+    @property
+    def cluster(self) -> AsyncCluster:
+        """What only a cluster can do."""
+        from holdfast.api.aio.cluster import AsyncCluster
+
+        return AsyncCluster(self._port)
 
     @property
     def schemas(self) -> AsyncSchemas:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -97,9 +97,12 @@ class AsyncBrokerPort(Protocol):
         """The transactions."""
 
     async def create_topic(
-        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool, shard: int | None = None
     ) -> TopicInfo:
-        """Create a topic."""
+        """Create a topic; in a cluster, in a shard."""
+
+    async def move_topic(self, name: str, shard: int, progress: Callable[[int, int], None] | None) -> TopicInfo:
+        """Move a topic to another shard of a cluster."""
 
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Change settings of a topic."""

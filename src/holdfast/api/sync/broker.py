@@ -13,8 +13,9 @@ from holdfast.api.arguments import (
     check_id,
     check_search,
     check_search_request,
+    check_shard,
     durability_of,
-    span_of,
+    sampled_ms,
     switch,
 )
 from holdfast.api.contents import Contents
@@ -122,29 +123,33 @@ class Broker(BrokerParts):
         return Queue(self._port.queue(request))
 
     def create_topic(
-        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
-    ) -> TopicInfo:
+        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, shard: int | None = None,
+        **changes: Any,
+    ) -> TopicInfo:  # fmt: skip
         """Create a topic.
 
         Args:
             name: The name: letters, digits, dots, dashes and underscores.
             partitions: How many; 1 by default.
             exist_ok: Accept that it already exists.
+            shard: The shard of a cluster where it is to live; by default, its name decides.
             **changes: Its settings by name, such as retention_hours=168.
 
         Returns:
             The topic's partitions, groups and settings.
 
         Raises:
-            TopicExists: It already exists, and `exist_ok` is False.
+            TopicExists: It already exists, and `exist_ok` is False; or it exists in another shard.
             BadSettings: A setting is unknown or outside its limits.
+            InvalidRequest: There is no such shard, or no cluster.
         """
         check_topic_name(name)
         switch(exist_ok, "exist_ok")
+        check_shard(shard)
         wanted = changes_of(changes)
         if self._port.body_type is not None:
             wanted.setdefault("bodies", kind_of(self._port.body_type))
-        return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok)
+        return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok, shard=shard)
 
     def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic. They take effect at once and are stored.
@@ -658,11 +663,7 @@ class Broker(BrokerParts):
         Raises:
             InvalidRequest: One of the arguments cannot be used.
         """
-        if topic is not None:
-            check_topic_name(topic)
-        elif group is not None:
-            raise InvalidRequest(f"group={group!r} cannot be used without a topic: pass the topic that it reads")
-        return self._port.samples(topic, group, span_of(last))
+        return self._port.samples(topic, group, sampled_ms(topic, group, last))
 
     def sync(self) -> None:
         """Wait until everything done so far, including acks, is on disk.

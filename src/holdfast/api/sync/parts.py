@@ -1,5 +1,5 @@
 # Generated from aio/parts.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-"""What a broker has besides topics and groups, for threads: locks, documents, schedules and transactions."""
+"""What a broker has besides topics and groups, for threads: locks, documents, schedules, transactions, a cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from holdfast.api.drafts import Seconds
 from holdfast.api.sync.message import Documents, Locks
 
 if TYPE_CHECKING:
+    from holdfast.api.sync.cluster import Cluster
     from holdfast.api.sync.ports import BrokerPort
     from holdfast.api.sync.schedules import Schedules
     from holdfast.api.sync.schemas import Schemas
@@ -37,6 +38,13 @@ class BrokerParts(Face):
         from holdfast.api.sync.schedules import Schedules
 
         return Schedules(self._port.schedules())
+
+    @property
+    def cluster(self) -> Cluster:
+        """What only a cluster can do."""
+        from holdfast.api.sync.cluster import Cluster
+
+        return Cluster(self._port)
 
     @property
     def schemas(self) -> Schemas:

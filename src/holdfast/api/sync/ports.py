@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -95,9 +95,12 @@ class BrokerPort(Protocol):
         """The transactions."""
 
     def create_topic(
-        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool, shard: int | None = None
     ) -> TopicInfo:
-        """Create a topic."""
+        """Create a topic; in a cluster, in a shard."""
+
+    def move_topic(self, name: str, shard: int, progress: Callable[[int, int], None] | None) -> TopicInfo:
+        """Move a topic to another shard of a cluster."""
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Change settings of a topic."""

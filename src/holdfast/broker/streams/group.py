@@ -423,6 +423,7 @@ class StreamGroup:
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None or topic.closed:
+            self._engine.check_here(name)
             raise UnknownTopic(
                 f"the topic {name} was deleted, so group {self.name} can no longer read it: close this consumer"
             )

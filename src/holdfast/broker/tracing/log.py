@@ -400,6 +400,11 @@ class TraceLog:
             except Exception as error:  # whatever it is, the operation on the message has succeeded
                 self.failed(error, len(some))
 
+    def take_over(self, steps: Sequence[TraceStep]) -> None:
+        """Write steps that another log has recorded, and that listeners have got from there."""
+        if steps:
+            self.log.write(_batch(steps), durability="os")
+
     def record_one(self, step: TraceStep) -> None:
         """Fused form of `record` for one step."""
         if self.listeners:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -21,6 +21,9 @@ from holdfast.env.process import asyncio
 from holdfast.errors import BadSettings, Conflict, InvalidRequest, NotFound
 from holdfast.model import count_of
 from holdfast.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from holdfast.cluster.placement import NodeTraits
 
 app = Section("A cluster: several servers on one store.")
 
@@ -105,14 +108,19 @@ def status_command(url: ClusterPlace, as_json: AsJson = False) -> int:
     lease = f"a lease of {description.lease_ms / 1000:g} s"
     output.say(f"{output.safe(shown_place(url))}: {count_of(description.shards, 'shard')}, {lease}")
     output.say(f"the store keeps {output.safe(copies)}")
-    shown = output.table("node", "address", "shards>", "state", "seen>", "version")
+    zones = any(record.traits.zone for record in records.values())
+    shares = any(record.traits.weight != 1 or record.traits.max_shards for record in records.values())
+    more = [*(["zone"] if zones else []), *(["weight>", "at most>"] if shares else [])]
+    shown = output.table("node", "address", "shards>", "state", "seen>", "version", *more)
     now_ms = real_world().clock.now_ns() // 1_000_000
     for name, record in sorted(records.items()):
         count = sum(1 for owner in owners.values() if owner.node == name)
         age_ms = max(0, now_ms - record.written_at_ms)
         state = "silent" if age_ms > 2 * description.lease_ms else "leaving" if record.leaving else "joined"
         cells = (name, record.url, str(count), state, f"{age_ms / 1000:.1f} s ago", record.version)
-        shown.add_row(*map(output.safe, cells))
+        traits = record.traits
+        share = (f"{traits.weight:g}", str(traits.max_shards or "")) if shares else ()
+        shown.add_row(*map(output.safe, cells), *([output.safe(traits.zone)] if zones else []), *share)
     output.stdout().print(shown)
     output.stdout().print()
     shown = output.table("shard>", "owner", "epoch>", "objects>", "silent>", "standby")
@@ -158,6 +166,19 @@ def _check_settings(other: str | None, effective: Effective, settings: ServerSet
         raise BadSettings("tier cannot be set for a cluster: its shards are in a store already. Leave it out")
 
 
+def traits_of(zone: str | None, weight: str | None, max_shards: int | None) -> NodeTraits:
+    """What a node says about its share. Raises InvalidRequest."""
+    from holdfast.cluster.placement import NodeTraits
+
+    try:
+        share = 1.0 if weight is None else float(weight)
+    except ValueError:
+        share = 0.0
+    if not 0.01 <= share <= 100:
+        raise InvalidRequest(f"--weight {weight} cannot be used: give a number from 0.01 to 100")
+    return NodeTraits(weight=share, zone=zone or "", max_shards=max_shards or 0)
+
+
 def serve_cluster(
     url: str,
     other: str | None,
@@ -165,6 +186,7 @@ def serve_cluster(
     settings: ServerSettings,
     advertise: str | None,
     node_id: str | None,
+    traits: NodeTraits,
 ) -> int:
     """Be a node of a cluster until a signal comes. `other` is another place that was given to serve."""
     if settings.grpc_port is not None:
@@ -203,6 +225,7 @@ def serve_cluster(
             settings,
             node_id=node_id,
             advertised=advertise,
+            traits=traits,
             ready=ready,
             stop_asked=loop.create_task(stop_asked.wait()),
             effective=msgspec.structs.replace(effective, server=settings, data_dir=shown_place(url)),

@@ -286,6 +286,9 @@ def topic_create_command(
     changes: _Changes = None,
     partitions: Annotated[int | None, option("--partitions N", "The number of partitions.", least=1)] = None,
     exist_ok: Annotated[bool, option("--exist-ok", "Do not fail if the topic exists.")] = False,
+    shard: Annotated[
+        int | None, option("--shard N", "The shard of a cluster to put it into; by default, its name decides.", least=0)
+    ] = None,
     wait: opening.Wait = opening.WAIT,
     as_json: opening.AsJson = False,
 ) -> int:
@@ -294,6 +297,7 @@ def topic_create_command(
     Examples:
         holdfast topic create ./data orders
         holdfast topic create ./data clicks --partitions 8 retention_ms=7d
+        holdfast topic create http://10.0.0.5:7700 clicks --shard 3
     """
     check_topic_name(name)
     wanted = changes_of(changes or [])
@@ -304,7 +308,7 @@ def topic_create_command(
     made = True
     with opening.opened_broker(folder, wait=wait, create=True) as broker:
         try:
-            broker.create_topic(name, **wanted)
+            broker.create_topic(name, shard=shard, **wanted)
         except TopicExists:
             if not exist_ok:
                 raise
@@ -389,12 +393,15 @@ def topic_show_command(folder: opening.DataFolder, name: TopicName, as_json: ope
         holdfast topic show ./data orders
     """
     topic = _standing(folder, name)
+    shard = _shard_of(folder, name)
     if as_json:
-        output.print_json(_document(topic))
+        output.print_json({**_document(topic), **({} if shard is None else {"shard": shard})})
         return output.OK
     console = output.stdout()
     facts = output.facts_table()
     facts.add_row("topic", output.safe(topic.name))
+    if shard is not None:
+        facts.add_row("shard", str(shard))
     facts.add_row(
         "made", f"{output.short_time(topic.created_ms * 1_000_000)} UTC" if topic.created_ms else "by an early release"
     )
@@ -417,6 +424,14 @@ def topic_show_command(folder: opening.DataFolder, name: TopicName, as_json: ope
         console.print()
         show_settings(topic.settings)
     return output.OK
+
+
+def _shard_of(folder: str, name: str) -> int | None:
+    """Return the shard of a topic; None if the server is not a node of a cluster."""
+    if not is_address(folder):
+        return None
+    with opening.opened_broker(folder) as broker:
+        return broker.describe_topic(name).shard
 
 
 def _standing(folder: str, name: str) -> TopicStanding:
@@ -499,6 +514,31 @@ def topic_partitions_command(
         output.print_json({"topic": name, "partitions": msgspec.to_builtins(topic.partitions)})
     else:
         output.stdout().print(_partitions_table(topic))
+    return output.OK
+
+
+@topic_app.command("move")
+def topic_move_command(
+    folder: opening.DataFolder,
+    name: TopicName,
+    to: Annotated[int, option("--to SHARD", "The number of the shard.", least=0)],
+    as_json: opening.AsJson = False,
+) -> int:
+    """Move a topic of a cluster to another shard, with all that belongs to it, while it is in use.
+
+    Most of it is copied in advance; then its calls wait until the rest has followed. If the command is interrupted,
+    the topic is in one shard or in the other, and the next call continues.
+
+    Examples:
+        holdfast topic move http://10.0.0.5:7700 orders --to 3
+    """
+    check_topic_name(name)
+    with opening.opened_broker(folder) as broker, output.progress("move", "bytes", shown=not as_json) as show:
+        shard = broker.cluster.move_topic(name, to, progress=show).shard
+    if as_json:
+        output.print_json({"topic": name, "shard": shard})
+    else:
+        output.say(f"{output.safe(name)} is in shard {shard}")
     return output.OK
 
 

@@ -33,7 +33,7 @@ from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.env.threads import aside, aside_while_wanted, opened_aside
 from holdfast.later import module
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, samples_in, search_in, stats_in
+from holdfast.local.broker import LocalBroker, TopicThread, TopicThreads, refuse_shard, samples_in, search_in, stats_in
 from holdfast.local.group import require_current_async
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import close_engine, open_broker_port
@@ -153,10 +153,16 @@ class AsyncLocalBrokerPort(LocalBroker):
         return AsyncLocalTransactionsPort(self)
 
     async def create_topic(
-        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool, shard: int | None = None
     ) -> TopicInfo:
-        """Create a topic."""
+        """Create a topic; a folder has no shards to choose from."""
+        refuse_shard(shard)
         return await self.at(name).aside(self.create_topic_now, name, partitions, changes, exist_ok=exist_ok)
+
+    async def move_topic(self, name: str, shard: int, progress: Callable[[int, int], None] | None) -> TopicInfo:
+        """Refuse it: a folder has no shards."""
+        refuse_shard(shard)
+        return await self.describe_topic(name)
 
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Change settings of a topic."""

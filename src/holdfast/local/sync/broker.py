@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -28,7 +28,7 @@ from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.broker.workers import Order, WorkerInfo
 from holdfast.later import module
-from holdfast.local.broker import LocalBroker, samples_in, search_in, stats_in
+from holdfast.local.broker import LocalBroker, refuse_shard, samples_in, search_in, stats_in
 from holdfast.local.group import require_current
 from holdfast.local.member import StreamMember, member_of
 from holdfast.local.opening import open_broker_port
@@ -108,10 +108,16 @@ class LocalBrokerPort(LocalBroker):
         return LocalTransactionsPort(self)
 
     def create_topic(
-        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool, shard: int | None = None
     ) -> TopicInfo:
-        """Create a topic."""
+        """Create a topic; a folder has no shards to choose from."""
+        refuse_shard(shard)
         return self.create_topic_now(name, partitions, changes, exist_ok=exist_ok)
+
+    def move_topic(self, name: str, shard: int, progress: Callable[[int, int], None] | None) -> TopicInfo:
+        """Refuse it: a folder has no shards."""
+        refuse_shard(shard)
+        return self.describe_topic(name)
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Change settings of a topic."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,6 +53,7 @@ from holdfast.errors import (
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import topics as wire
+from holdfast.protocol.cluster import MoveTopic, TopicMoved
 from holdfast.protocol.media import JSON
 from holdfast.protocol.messages import CreateQueue, NextDues, ScheduleDeleted, ScheduleList, SearchAnswer
 from holdfast.protocol.schemas import (
@@ -103,8 +104,10 @@ class RemoteBrokerPort(RemoteBroker):
         super().__init__(client, body_type, durability)
         self._calls = Calls(client)
 
-    def _ask(self, method: str, path: str, answers: Any, body: Any = None, *, again: bool = True) -> Any:
-        return self._calls.ask(method, path, answers, body, again=again)
+    def _ask(
+        self, method: str, path: str, answers: Any, body: Any = None, *, again: bool = True, wait_s: float = 0.0
+    ) -> Any:
+        return self._calls.ask(method, path, answers, body, again=again, wait_s=wait_s)
 
     def queue(self, request: QueueRequest) -> RemoteGroupPort:
         """Open the default group of a topic. Both are created if needed."""
@@ -229,13 +232,27 @@ class RemoteBrokerPort(RemoteBroker):
         return RemoteTransactionsPort(self.client)
 
     def create_topic(
-        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool, shard: int | None = None
     ) -> TopicInfo:
-        """Create a topic."""
+        """Create a topic; in a cluster, in a shard."""
         check_partitions(partitions)
-        body = wire.CreateTopic(name=name, partitions=partitions, settings=plain(changes), exist_ok=exist_ok)
+        body = wire.CreateTopic(
+            name=name, partitions=partitions, settings=plain(changes), exist_ok=exist_ok, shard=shard
+        )
         info: TopicInfo = self._ask("POST", path_of("topics"), TopicInfo, body, again=exist_ok)
         return info
+
+    def move_topic(self, name: str, shard: int, progress: Callable[[int, int], None] | None) -> TopicInfo:
+        """Move a topic to another shard of a cluster; each call continues what the one before it began."""
+        moved = False
+        while not moved:
+            body = MoveTopic(to=shard, wait=_MOVE_WAIT_S)
+            path = path_of("topics", name, "move")
+            told: TopicMoved = self._ask("POST", path, TopicMoved, body, wait_s=_MOVE_WAIT_S)
+            if progress is not None:
+                progress(told.copied, told.total)
+            moved = told.moved
+        return self.describe_topic(name)
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """Change settings of a topic."""
@@ -421,6 +438,7 @@ class RemoteBrokerPort(RemoteBroker):
 
 
 _MOST_WAIT_S: Final = 20.0
+_MOVE_WAIT_S: Final = 0.5  # how often the progress of a move is asked for
 
 
 class RemoteLocksPort:

@@ -21,10 +21,11 @@ from holdfast.broker.partition import Partition
 from holdfast.broker.upkeep import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.codec.frame import stored_frame
-from holdfast.errors import DamagedRange, NotInCluster, UnknownTopic
+from holdfast.errors import DamagedRange, InvalidRequest, NotInCluster, Unavailable, UnknownTopic
 from holdfast.large import CHUNK_BYTES
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
+from holdfast.protocol.cluster import MoveTopic, TopicMoved
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import Said
 from holdfast.protocol.topics import (
@@ -46,7 +47,7 @@ from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
-from holdfast.server.service import Call, partition_of
+from holdfast.server.service import Call, TopicMover, partition_of
 from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -54,6 +55,7 @@ from holdfast.storage.log import Log
 
 routes = Routes("topics")
 
+_PUT_S: Final = 15.0  # how long a new topic may take to be put into a shard
 _FEW: Final = 100  # messages that are encoded on the event loop; more go to a thread
 
 
@@ -79,9 +81,10 @@ async def described(call: Call, topic: str) -> TopicInfo:
 
 def visible_topic(call: Call, info: TopicInfo) -> TopicInfo:
     """The topic, with only those of its groups that the caller may use."""
-    principal = call.principal
+    principal, mover = call.principal, call.service.mover
     return msgspec.structs.replace(
         info,
+        shard=None if mover is None else mover.shard,
         groups=[name for name in info.groups if principal.may_use_queue_group(name)],
         stream_groups=[name for name in info.stream_groups if principal.may_use_group(name)],
     )
@@ -111,8 +114,34 @@ async def create_topic(call: Call) -> TopicInfo:
     if wanted.partitions is not None:
         changes["partitions"] = wanted.partitions
     check_new(call, changes)
+    if wanted.shard is not None:
+        await _put_here(call, wanted.name)
     info = await call.service.port.create_topic(wanted.name, None, changes, exist_ok=wanted.exist_ok)
     return visible_topic(call, info)
+
+
+async def _put_here(call: Call, topic: str) -> None:
+    """Have a name belong to this shard. Raises TopicExists if another shard has a topic of this name."""
+    mover = _mover(call)
+    told = await mover.move(topic, _PUT_S, only_new=True)
+    if not told.moved:
+        raise Unavailable(f"{topic} was not put into shard {mover.shard} in time; try again")
+
+
+def _mover(call: Call) -> TopicMover:
+    mover = call.service.mover
+    if mover is None:
+        raise InvalidRequest("this server is not a node of a cluster, so there are no shards to choose from")
+    return mover
+
+
+@routes.add(
+    "POST", "/v1/topics/{topic}/move", action="admin", body=MoveTopic, act=True, errors=("unknown_topic", "conflict")
+)
+async def move_topic(call: Call) -> TopicMoved:
+    """Move a topic to another shard of the cluster. Repeat the call until `moved` is true: it tells how far it is."""
+    wanted: MoveTopic = call.body
+    return await _mover(call).move(check_topic_name(call.path["topic"]), wanted.wait)
 
 
 @routes.add("GET", "/v1/topics/{topic}", action="read")

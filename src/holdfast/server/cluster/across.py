@@ -27,6 +27,7 @@ from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Route
 
 if TYPE_CHECKING:
+    from holdfast.api.schedules import Schedule
     from holdfast.server.cluster.dispatch import Dispatcher
     from holdfast.server.http.connection import Answer
 
@@ -175,36 +176,36 @@ class AcrossShards:
     # Schedules: each lives with its topic, so somebody has to find it by its name.
 
     async def schedule(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        """A call about one schedule, for the shard that has it."""
-        name = path["schedule"]
+        """A call about one schedule, for the shard of its topic."""
+        name, shard_of = path["schedule"], self._node.places.shard_of
         self._dispatcher.check_caller(request, route, path)
-        shards = await asyncio.gather(*(self._has_schedule(shard, name) for shard in range(self._shards)))
-        shard = shards.index(True) if True in shards else None
+        asking = (self._topic_of_schedule(shard, name) for shard in range(self._shards))
+        known = next(filter(None, await asyncio.gather(*asking)), "")
+        topic: object = known
         if request.method == "PUT":
             topic = (await self._dispatcher.body(request)).get("topic")
-            wanted = self._dispatcher.shard_of(topic if isinstance(topic, str) else "")
-            if shard is not None and shard != wanted:
+            if known and isinstance(topic, str) and shard_of(topic) != shard_of(known):
                 raise NotInCluster(
                     f"a cluster cannot change the topic of the schedule {name} to one in another shard: delete the "
                     "schedule, then create it again"
                 )
-            shard = wanted
-        return await self._dispatcher.to_shard(request, 0 if shard is None else shard, route, path)
+        return await self._dispatcher.by_topic(request, topic, route, path)
 
-    async def _has_schedule(self, shard: int, name: str) -> bool:
+    async def _topic_of_schedule(self, shard: int, name: str) -> str:
+        """The topic of a schedule that a shard has; empty if it has none of this name."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _CALL_S
         while True:
             served, owner = self._node.serving(shard), self._node.owner_of(shard)
             try:
                 if served is not None:
-                    return await served.service.schedules.get(name) is not None
+                    return topic_of(await served.service.schedules.get(name))
                 if owner is not None:
                     answer = await self._node.passing.call(
                         owner, "POST", "/v1/cluster/schedule", name.encode(), timeout_s=_CALL_S, shard=shard
                     )
-                    if answer.status in (200, 404):
-                        return answer.status == 200
+                    if answer.status == 200:
+                        return msgspec.json.decode(answer.body, type=str)
             except (NotPassed, Broken, TimeoutError, HoldfastError):
                 pass  # its owner may be another one by now
             if loop.time() >= until:
@@ -247,6 +248,6 @@ def shown_steps(pages: Sequence[Steps], limit: int, *, is_last: bool) -> list[tu
     return [each for each in found if last_ns is None or each[1].at_ns <= last_ns][:limit]
 
 
-def has_schedule(found: object) -> Response:
-    """What a node answers that was asked for a schedule."""
-    return Response(404 if found is None else 200, msgspec.json.encode(found is not None), JSON)
+def topic_of(schedule: Schedule | None) -> str:
+    """The topic of a schedule; empty if there is none."""
+    return "" if schedule is None else schedule.topic

@@ -16,13 +16,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
 from holdfast.broker.folder.layout import SCHEMAS_TOPIC, parse_lease
 from holdfast.broker.producers import ProducerId
-from holdfast.cluster.placement import shard_of_key, shard_of_topic
+from holdfast.cluster.placement import shard_of_key
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, NotInCluster, Unauthenticated, Unavailable
 from holdfast.protocol.media import JSON, MSGPACK, OWNER, ErrorAnswer, Fault, decode, encode, error_of, fault_of
 from holdfast.protocol.schemas import REGISTRY
@@ -32,11 +32,11 @@ from holdfast.server.cluster.across import AcrossShards
 from holdfast.server.cluster.console import ClusterConsole
 from holdfast.server.cluster.merging import MERGED, MergedCall, ShardAnswer
 from holdfast.server.cluster.passing import (
-    MOVED,
-    MOVED_STATUS,
     NODE,
     SHARD,
+    TOPIC,
     Broken,
+    Moved,
     NotPassed,
     PassedHead,
     Unread,
@@ -72,6 +72,7 @@ _SAFE: Final = frozenset({"GET", "HEAD"})
 _INSIDE: Final = "/v1/cluster/"
 _MOST_BODY: Final = 1024 * 1024  # of a call whose body says where it belongs
 _BY_KEY: Final = ("/v1/locks/{name}", "/v1/state/{name}")
+_MOVE: Final = "/v1/topics/{topic}/move"
 _REDRIVE: Final = "/v1/queues/{queue}/dead/redrive"
 _MEMBER: Final = "/v1/groups/{group}/members/{member}"
 _FOR_SPARK: Final = ("/v1/spark/", "/v1/staged")  # each call names its topic in the query
@@ -88,23 +89,31 @@ class Dispatcher:
         self.node = node
         self._routes = routes
         self._shards = node.description.shards
+        self._places = node.places
         self._secret = node.description.secret.encode()
         self._meter = node.shared.meter
         self._heads = node.shared.heads
         self._mono_ns = node.world.clock.monotonic_ns
         self.across = across = AcrossShards(self, self._shards)
         self._console = ClusterConsole(node, self) if node.settings.console else None
-        self._to_schedule: Way = across.schedule
         self._ways: dict[tuple[str, str], Way] = {
-            ("POST", "/v1/topics"): partial(self._by_body, "name"),
+            ("POST", "/v1/topics"): self._create,
             ("POST", "/v1/groups/{group}/reset"): partial(self._by_body, "topic"),
             ("POST", "/v1/groups/{group}/members"): self._join,
             ("POST", "/v1/producers"): self._begin_producer,
+            ("POST", _MOVE): self._move,
+            ("POST", _REDRIVE): self._redrive,
             ("GET", "/v1/search"): across.search,
             ("GET", "/v1/traces"): across.traces,
             ("GET", "/v1/traces/stats"): across.traces,
             ("GET", "/v1/traces/{message_id}"): across.traces,
         }
+        self._starts: tuple[tuple[str | tuple[str, ...], Way], ...] = (
+            (REGISTRY, self._to_registry),
+            (_BY_KEY, self._to_key),
+            (_FOR_SPARK, self._for_spark),
+            (_MEMBER, self._to_member),
+        )
 
     async def handle(self, request: Request) -> Answer:
         """Answer a request, like `ServerApp.handle`."""
@@ -125,11 +134,14 @@ class Dispatcher:
         self, head: KnownHead, sequence: int | None, content: bytes, peer: str, certificate: Any
     ) -> RenderedAnswer | DeferredAnswer | Exception | None:
         """Answer a request with a known head in one step, if this node still owns the shard that it is for."""
-        shard = shard_of_topic(head.topic, self._shards)
+        shard = self._places.shard_of(head.topic)
         served = self.node.serving(shard)
+        if head.service is not (served and served.service) or (isinstance(head, PassedHead) and head.shard != shard):
+            self._heads.drop(head)  # the topic is elsewhere by now
+            return None
         if served is None:
             return self._pass_known(head, shard, sequence, content, peer, certificate)
-        if head.service is not served.service:
+        if served.mover.moves.is_refused(head.topic):
             return None
         answer = served.app.answer_known(head, sequence, content, peer, certificate)
         if isinstance(answer, DeferredAnswer):
@@ -142,7 +154,7 @@ class Dispatcher:
     ) -> DeferredAnswer | Exception | None:
         """Pass on a request with a known head, and its answer back as it comes."""
         owner = self.node.owner_of(shard)
-        if owner is None or certificate or not isinstance(head, PassedHead) or head.shard != shard:
+        if owner is None or certificate or not isinstance(head, PassedHead):
             return None
         try:
             principal = self.node.shared.access.caller(head.headers, peer, certificate)
@@ -174,7 +186,7 @@ class Dispatcher:
         try:
             answer = await self.node.passing.received(request, failure.connection, failure.node)
         except NotPassed as error:
-            self.node.not_reached(failure.node, error)
+            await self._not_taken(failure.node, error)
             return None
         except Broken as error:
             self._cut_off(request, failure.node, error)
@@ -204,11 +216,11 @@ class Dispatcher:
         if is_passed:
             if not hmac.compare_digest(request.headers[NODE].encode("utf-8", "replace"), self._secret):
                 raise Forbidden(f"the header {NODE} is for the nodes of this cluster: leave it out")
-            shard = _shard_in(request.headers.get(SHARD, "-1"))
+            shard, topic = _number_in(request.headers.get(SHARD, "-1")), unquote(request.headers.get(TOPIC, ""))
             read_caller(request)
             if request.path.startswith(_INSIDE):
                 return await self.node.answer(request, shard)
-            return await self._owned(request, shard)
+            return await self._owned(request, shard, topic)
         if request.path == "/v1/cluster" or request.path in self.node.pages:
             return await self.node.page(request)
         for start, instead in _NOT_YET:
@@ -218,30 +230,10 @@ class Dispatcher:
         return await self._routed(request, route, path)
 
     async def _routed(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
-        pattern, name = route.pattern, path.get("queue") or path.get("topic")
-        if name is not None:
-            shard = shard_of_topic(name, self._shards)
-            if pattern == _REDRIVE:
-                await self._check_target(request, shard)
-            return await self.to_shard(request, shard, route, path)
-        if pattern.startswith(REGISTRY):
-            return await self.to_shard(request, shard_of_topic(SCHEMAS_TOPIC, self._shards), route, path)
-        if pattern.startswith(_BY_KEY):
-            shard = shard_of_key(path["name"], self._shards)
-            self._check_lease(request, shard)
-            return await self.to_shard(request, shard, route, path)
-        if pattern.startswith(_FOR_SPARK):
-            return await self.by_topic(request, self._topic_asked(request), route, path)
-        way = self._ways.get((route.method, pattern))
-        if way is None and pattern.startswith(_MEMBER):
-            way = self._to_member
-        if way is None and self._console is not None and (pattern == "/" or pattern.startswith("/ui")):
-            return await self._console.answer(request, route, path)
-        if way is None and "schedule" in path:
-            way = self._to_schedule
+        way = self._way(route, path)
         if way is not None:
             return await way(request, route, path)
-        merged = MERGED.get((route.method, pattern))
+        merged = MERGED.get((route.method, route.pattern))
         if merged is None:
             raise NotInCluster(f"a cluster cannot answer {request.method} {request.path} yet")
         query = dict(parse_qsl(request.query))
@@ -249,14 +241,56 @@ class Dispatcher:
             return await self.by_topic(request, query["topic"], route, path)
         return await self._merged(request, route, path, merged, query)
 
-    def shard_of(self, topic: str) -> int:
-        """The shard of a topic."""
-        return shard_of_topic(topic, self._shards)
+    def _way(self, route: Route, path: dict[str, str]) -> Way | None:
+        """What finds out where a call belongs; None if that is in all shards."""
+        pattern = route.pattern
+        way = self._ways.get((route.method, pattern))
+        if way is None and ("queue" in path or "topic" in path):
+            way = self._to_named
+        if way is None:
+            way = next((each for start, each in self._starts if pattern.startswith(start)), None)
+        if way is None and self._console is not None and (pattern == "/" or pattern.startswith("/ui")):
+            way = self._console.answer
+        if way is None and "schedule" in path:
+            way = self.across.schedule
+        return way
+
+    async def _to_named(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        return await self.by_topic(request, path.get("queue") or path["topic"], route, path)
+
+    async def _to_key(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        shard = shard_of_key(path["name"], self._shards)
+        self._check_lease(request, shard)
+        return await self.to_shard(request, shard, route, path)
+
+    async def _to_registry(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        """Schemas are in the shard of the topic that keeps them, which cannot move."""
+        return await self.by_topic(request, SCHEMAS_TOPIC, route, path)
+
+    async def _for_spark(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        return await self.by_topic(request, self._topic_asked(request), route, path)
 
     async def by_topic(self, request: Request, topic: object, route: Route, path: dict[str, str]) -> Answer:
         """By a topic that the query or the body names; if it is no name at all, any shard can say so."""
         name = topic if isinstance(topic, str) else ""
-        return await self.to_shard(request, shard_of_topic(name, self._shards), route, path)
+        return await self.to_shard(request, self._places.shard_of(name), route, path, topic=name)
+
+    async def _create(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        """Where the body says, or else by its name."""
+        body = await self.body(request)
+        if body.get("shard") is None:
+            return await self.by_topic(request, body.get("name"), route, path)
+        return await self.to_shard(request, self._shard_in(body["shard"]), route, path)
+
+    async def _move(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
+        """The owner of the shard to which a topic is to go sees to that."""
+        return await self.to_shard(request, self._shard_in((await self.body(request)).get("to")), route, path)
+
+    def _shard_in(self, given: object) -> int:
+        """A shard that a body names; what is none of ours is refused, and what is no number by whoever decodes it."""
+        if type(given) is int and not 0 <= given < self._shards:
+            raise InvalidRequest(f"there is no shard {given}: this cluster has {self._shards}, from 0")
+        return given if type(given) is int else self.node.some_shard()
 
     async def _by_body(self, field: str, request: Request, route: Route, path: dict[str, str]) -> Answer:
         return await self.by_topic(request, (await self.body(request)).get(field), route, path)
@@ -279,14 +313,15 @@ class Dispatcher:
                 "acquire the lock that has the document's name"
             )
 
-    async def _check_target(self, request: Request, shard: int) -> None:
+    async def _redrive(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         """Dead letters can be redriven into another topic only if one shard has both."""
         to = (await self.body(request)).get("to")
-        if isinstance(to, str) and shard_of_topic(to, self._shards) != shard:
+        if isinstance(to, str) and self._places.shard_of(to) != self._places.shard_of(path["queue"]):
             raise NotInCluster(
                 f"a cluster cannot redrive into {to!r} yet, because that topic is in another shard: redrive into the "
                 "topic itself, or receive the dead letters and publish them there"
             )
+        return await self._to_named(request, route, path)
 
     async def body(self, request: Request) -> dict[str, Any]:
         """The body of a small call, which stays to be read. If it is not valid, whoever answers the call says so."""
@@ -309,63 +344,91 @@ class Dispatcher:
     # One shard
 
     async def to_shard(
-        self, request: Request, shard: int, route: Route, path: Mapping[str, str], target: bytes = b""
+        self,
+        request: Request,
+        shard: int,
+        route: Route,
+        path: Mapping[str, str],
+        target: bytes = b"",
+        *,
+        topic: str = "",
     ) -> Answer:
-        """The answer of the shard's owner. Waits a little if there is none."""
-        served = self.node.serving(shard)
-        if served is not None:
-            answer = await self._here(request, served)
-            if answer is not None:
-                return answer
+        """The answer of the shard's owner. Waits a little if there is none, or while the topic is moving."""
+        answer = await self._at_once(request, shard, topic)
+        if answer is not None:
+            return answer
         if HOP in request.headers:
-            return _moved()
+            return self.node.moved()
         self.check_caller(request, route, path)
         loop = asyncio.get_running_loop()
         until = loop.time() + WAIT_S
-        began_ns = self._mono_ns()
         while True:
-            served = self.node.serving(shard)
-            if served is not None:
-                answer = await self._here(request, served)
+            if topic:
+                shard = self._places.shard_of(topic)
+            answer = await self._at_once(request, shard, topic)
+            if answer is not None:
+                return answer
+            owner = self.node.owner_of(shard)
+            if owner is not None and self.node.serving(shard) is None:
+                answer = await self._passed(request, owner, shard, route, path, target, topic)
                 if answer is not None:
                     return answer
-            owner = self.node.owner_of(shard)
-            if owner is not None:
-                try:
-                    answer = await self.node.passing.pass_on(request, owner, shard, target or target_of(request))
-                    self._passed(request, route, path, shard, owner, answer, began_ns, is_known=not target)
-                    return answer
-                except NotPassed as error:
-                    self.node.not_reached(owner, error)
-                except Broken as error:
-                    if request.method not in _SAFE:
-                        self._cut_off(request, owner, error)
-                        raise ConnectionResetError(str(error)) from error
-                    self.node.not_reached(owner, None)
             if loop.time() >= until:
-                raise Unavailable(
-                    f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
-                    "was done. Try again: another node takes over within seconds"
-                )
+                raise self._not_answered(shard, topic)
             await self.node.wait_for_change(_AGAIN_S)
 
-    def _passed(
-        self, request: Request, route: Route, path: Mapping[str, str], shard: int, owner: NodeRecord,
-        answer: Response | StreamResponse, began_ns: int, *, is_known: bool,
-    ) -> None:  # fmt: skip
-        """Name the owner, where our clients go straight the next time, and keep the head for others who do not."""
+    async def _at_once(self, request: Request, shard: int, topic: str) -> Answer | None:
+        """The answer of this node, if it owns the shard and the topic is there."""
+        served = self.node.serving(shard)
+        if served is None or (topic and not served.has(topic)):
+            return None
+        return await self._here(request, served)
+
+    async def _passed(
+        self, request: Request, owner: NodeRecord, shard: int, route: Route, path: Mapping[str, str], target: bytes,
+        topic: str,
+    ) -> Answer | None:  # fmt: skip
+        """The answer of another node, which it names: our clients go straight there the next time.
+
+        None if the call can be made again. The head is kept for those who do not go straight.
+        """
+        began_ns = self._mono_ns()
+        try:
+            answer = await self.node.passing.pass_on(request, owner, shard, target or target_of(request), topic)
+        except NotPassed as error:
+            await self._not_taken(owner, error)
+            return None
+        except Broken as error:
+            if request.method not in _SAFE:
+                self._cut_off(request, owner, error)
+                raise ConnectionResetError(str(error)) from error
+            self.node.not_reached(owner, None)
+            return None
         answer.headers.append((OWNER, owner.url))
-        if is_known and answer.status < 300 and self._heads.is_to_keep(request, route):
+        if not target and answer.status < 300 and self._heads.is_to_keep(request, route):
             self._heads.learn(request, self.node.passing.known(request, route, dict(path), shard))
         sent = len(answer.body) if isinstance(answer, Response) else 0
         took_ns = self._mono_ns() - began_ns
         self._meter.request_done(route.pattern, request.method, answer.status, took_ns, request.received, sent)
+        return answer
 
-    async def _owned(self, request: Request, shard: int) -> Answer:
-        """The answer to a call that another node has passed on."""
+    async def _not_taken(self, node: NodeRecord, error: NotPassed) -> None:
+        """Take note that a node did not take a call, and find out where the topic is if it is elsewhere."""
+        self.node.not_reached(node, error)
+        if isinstance(error, Moved):
+            await self._places.refresh(error.version)
+
+    def _not_answered(self, shard: int, topic: str) -> HoldfastError:
         served = self.node.serving(shard)
-        answer = None if served is None else await self._here(request, served)
-        return _moved() if answer is None else answer
+        refusal = None if served is None or not topic else served.mover.moves.refusal(topic)
+        return refusal or Unavailable(
+            f"shard {shard} of the cluster, where this belongs, has no owner that this node can reach; nothing "
+            "was done. Try again: another node takes over within seconds"
+        )
+
+    async def _owned(self, request: Request, shard: int, topic: str) -> Answer:
+        """The answer to a call that another node has passed on."""
+        return await self._at_once(request, shard, topic) or self.node.moved()
 
     async def _here(self, request: Request, served: ServedShard) -> Answer | None:
         """The answer of a shard of this node; None if it was lost, and the call can be made again."""
@@ -438,14 +501,14 @@ class Dispatcher:
     async def _join(self, request: Request, route: Route, path: dict[str, str]) -> Answer:
         topics = (await self.body(request)).get("topics")
         names = [name for name in topics if isinstance(name, str)] if isinstance(topics, list) else []
-        shards = {shard_of_topic(name, self._shards) for name in names} or {0}
+        shards = {self._places.shard_of(name) for name in names} or {0}
         if len(shards) > 1:
             raise NotInCluster(
                 f"a cluster cannot have one member read {', '.join(sorted(names))} yet, because these topics are in "
                 "different shards: join with one member for each topic; they may use the same group"
             )
         (shard,) = shards
-        answer = await self.to_shard(request, shard, route, path)
+        answer = await self.to_shard(request, shard, route, path, topic=names[0] if len(names) == 1 else "")
         if not isinstance(answer, Response) or answer.status != route.status:
             return answer
         media = MSGPACK if answer.media == MSGPACK else JSON
@@ -528,15 +591,11 @@ async def adopt(served: ServedShard, body: bytes) -> None:
     await asyncio.to_thread(lambda: served.engine.producers().adopt(name, producer))
 
 
-def _shard_in(text: str) -> int:
+def _number_in(text: str) -> int:
     """The number of a shard as another node sent it."""
     if not re.fullmatch(r"-1|[0-9]{1,4}", text):
         raise InvalidRequest(f"{text!r:.80} is not the number of a shard")
     return int(text)
-
-
-def _moved() -> Response:
-    return Response(MOVED_STATUS, headers=[(MOVED, "1")])
 
 
 def _faulty(error: HoldfastError, media: str) -> Response:

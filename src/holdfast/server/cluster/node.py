@@ -22,18 +22,21 @@ import msgspec
 import holdfast
 from holdfast.broker.folder.stored import cache_above, has_ended, process_facts, shown_place
 from holdfast.cluster.description import ClusterDescription, shard_url
-from holdfast.cluster.placement import Role, ranked, role_of
+from holdfast.cluster.placement import Assignment, NodeTraits, Role, assignments
 from holdfast.cluster.registry import NodeRecord, NodeTable, Registry
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.chain.engines import Store, StoreRefused, StoreUnreachable, open_store, parse_place
 from holdfast.env.chain.ownership import process_text
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
+from holdfast.protocol.media import JSON
 from holdfast.server.callers import Access, check_listening, tls_context
-from holdfast.server.cluster.across import has_schedule
+from holdfast.server.cluster.across import topic_of
 from holdfast.server.cluster.dispatch import Dispatcher, adopt
+from holdfast.server.cluster.moving import answered
 from holdfast.server.cluster.pages import NodePages
-from holdfast.server.cluster.passing import Broken, Moved, NotPassed, Passing
+from holdfast.server.cluster.passing import MOVED, MOVED_STATUS, Broken, Moved, NotPassed, Passing
+from holdfast.server.cluster.places import Places
 from holdfast.server.cluster.shards import RELEASE_S, NodeCommons, ServedShard, ShardSlot
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.heads import KnownHeads
@@ -64,10 +67,12 @@ class ClusterNode:
     def __init__(
         self, world: World, url: str, description: ClusterDescription, broker: BrokerSettings,
         settings: ServerSettings, node_id: str, effective: Effective | None = None, more: Sequence[Routes] = (),
+        traits: NodeTraits | None = None,
     ) -> None:  # fmt: skip
         self.world = world
         self.more = more  # routes that only programs bring, beside those of every server
         self.me = node_id
+        self.traits = traits or NodeTraits()
         self.description = description
         self.settings = settings
         self.shown = shown_place(url)
@@ -86,6 +91,11 @@ class ClusterNode:
             world, broker, settings, Access(settings, world), self.pages.metrics, Pool(),
             Scans(settings.scan_workers, settings.scan_messages), KnownHeads(), more,
         )  # fmt: skip
+        self.shared.node = self
+        store, root = open_store(parse_place(url))
+        self._store: Store = store
+        self._registry = Registry(store, root, world.clock)
+        self.places = Places(store, root, description.shards, world.ids)
         self.slots = [
             ShardSlot(number, shard_url(url, number), self.shared, 2 * lease_s, self._own_changed)
             for number in range(description.shards)
@@ -97,9 +107,6 @@ class ClusterNode:
             self.dispatcher.handle, self.dispatcher.refuse, limits_of(settings), self.pages.metrics,
             self.dispatcher.answer_known, self.shared.heads,
         )  # fmt: skip
-        store, root = open_store(parse_place(url))
-        self._store: Store = store
-        self._registry = Registry(store, root, world.clock)
         self._number = 0
         self._process = process_facts(world)
         self._changes: asyncio.Event = asyncio.Event()
@@ -107,9 +114,11 @@ class ClusterNode:
         self._refused: dict[str, int] = {}
         self._asked: dict[int, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._view: tuple[frozenset[str], frozenset[str]] | None = None
+        self._view: tuple[dict[str, NodeTraits], frozenset[str]] | None = None
+        self._assigned: list[Assignment] = []
         self._clash: BadSettings | None = None
         self.moves = 0  # shards that this node has given to another one
+        self.moved_topics = 0  # that were moved to shards of this node
 
     # What the dispatcher asks
 
@@ -123,6 +132,12 @@ class ClusterNode:
         if record is None or self._mono_ns() - self._refused.get(record.instance, -_REFUSED_NS) < _REFUSED_NS:
             return None
         return record
+
+    def has_room(self) -> bool:
+        """Whether this node may own one more shard than it does."""
+        return (
+            not self.traits.max_shards or sum(slot.served is not None for slot in self.slots) < self.traits.max_shards
+        )
 
     def processes(self) -> dict[str, str]:
         """The nodes by what the chains of shards call their processes."""
@@ -166,28 +181,39 @@ class ClusterNode:
             raise InvalidRequest(f"the body cannot be read: {error}") from None
 
     async def _answer(self, request: Request, shard: int, body: bytes) -> Response:
-        match request.path.removeprefix("/v1/cluster/"):
+        match step := request.path.removeprefix("/v1/cluster/"):
             case "node":
-                return Response(200, msgspec.json.encode(self._record()), "application/json")
+                return Response(200, msgspec.json.encode(self._record()), JSON)
             case "records":
                 self._hear(msgspec.json.decode(body, type=NodeRecord))
                 return Response(204)
             case "release":
                 self._hear(msgspec.json.decode(body, type=NodeRecord))
                 return Response(202 if self._gives(shard, msgspec.json.decode(body, type=NodeRecord).node) else 409)
-            case "producers":
-                served = self.serving(shard)
-                if served is None:
-                    return Response(503)
-                await adopt(served, body)
-                return Response(204)
-            case "schedule":
-                served = self.serving(shard)
-                if served is None:
-                    return Response(503)
-                return has_schedule(await served.service.schedules.get(body.decode("utf-8", "replace")))
             case _:
-                return Response(404)
+                served = self.serving(shard)
+                return self.moved() if served is None else await self._answer_of(served, step, body)
+
+    async def _answer_of(self, served: ServedShard, step: str, body: bytes) -> Response:
+        """What a shard of this node answers."""
+        if step == "producers":
+            await adopt(served, body)
+            return Response(204)
+        if step == "schedule":
+            schedule = await served.service.schedules.get(body.decode("utf-8", "replace"))
+            return Response(200, msgspec.json.encode(topic_of(schedule)), JSON)
+        if step.startswith("moves/"):
+            return await answered(served.mover.answer(step.removeprefix("moves/"), body))
+        return Response(404)
+
+    def moved(self) -> Response:
+        """The answer that something is not here."""
+        return Response(MOVED_STATUS, headers=[(MOVED, str(self.places.table.version))])
+
+    def placement_changed(self) -> None:
+        """A topic is elsewhere now: tell everybody."""
+        self._changed()
+        self._to_tell.set()
 
     # Starting and stopping
 
@@ -209,6 +235,7 @@ class ClusterNode:
     async def start(self) -> None:
         """Join the cluster. Raises BadSettings if others could not reach this node, or another one has its name."""
         await self._check_advertised()
+        await asyncio.to_thread(self.places.read)
         self._number = await asyncio.to_thread(self._adopt)
         await self._look()
         self._background(self._keep_telling())
@@ -266,7 +293,8 @@ class ClusterNode:
             node=self.me, url=self.advertised, instance=self.instance, number=self._number, leaving=self.leaving,
             shards={slot.number: slot.served.epoch for slot in self.slots if slot.serving and slot.served},
             version=holdfast.__version__, process=self._process,
-            written_at_ms=self.world.clock.now_ns() // 1_000_000,
+            written_at_ms=self.world.clock.now_ns() // 1_000_000, placement=self.places.table.version,
+            traits=self.traits,
         )  # fmt: skip
 
     def _own_changed(self) -> None:
@@ -286,6 +314,8 @@ class ClusterNode:
         if not self.table.hear(record, self._mono_ns()):
             return
         self._refused.pop(record.instance, None)
+        if record.placement > self.places.table.version:
+            self._background(self._surely(self.places.refresh(record.placement)))
         shards = {} if before is None else before.record.shards
         for shard in record.shards.keys() - shards.keys():
             owner = self.table.owner_of(shard)
@@ -303,14 +333,11 @@ class ClusterNode:
 
     def _gives(self, shard: int, node: str) -> bool:
         """Give a shard to a node that asks for it, if that should have it."""
-        live = self.table.live(self._mono_ns())
-        staying = {name for name, record in live.items() if not record.leaving}
-        if not self.leaving:
-            staying.add(self.me)
         if not 0 <= shard < len(self.slots):
             return False
+        nodes, leaving = self._nodes()
         slot = self.slots[shard]
-        if node not in staying or ranked(shard, staying)[0] != node or slot.serving is None:
+        if node in leaving or self._assignments(nodes, leaving)[shard].owner != node or slot.serving is None:
             return False
         self.moves += 1
         self._background(slot.release())
@@ -424,20 +451,28 @@ class ClusterNode:
         except Exception:
             logger.exception("the cluster was not looked after")
 
-    async def _reconcile(self) -> None:
-        """Do about each shard what this node should, given the nodes that live."""
+    def _nodes(self) -> tuple[dict[str, NodeTraits], frozenset[str]]:
+        """The nodes that seem to live, with this one, and those of them that are about to end."""
         live = self.table.live(self._mono_ns())
-        nodes = frozenset({self.me, *live})
-        leaving = frozenset(name for name, record in live.items() if record.leaving)
-        leaving |= {self.me} if self.leaving else frozenset()
+        nodes = {self.me: self.traits, **{name: record.traits for name, record in live.items()}}
+        leaving = {name for name, record in live.items() if record.leaving} | ({self.me} if self.leaving else set())
+        return nodes, frozenset(leaving)
+
+    def _assignments(self, nodes: dict[str, NodeTraits], leaving: frozenset[str]) -> list[Assignment]:
         if (nodes, leaving) != self._view:
             if self._view is not None:
                 logger.info("nodes changed", extra={"nodes": sorted(nodes), "leaving": sorted(leaving)})
             self._view = (nodes, leaving)
-            for slot in self.slots:
-                slot.role = role_of(self.me, slot.number, nodes, leaving)
+            self._assigned = assignments(len(self.slots), nodes, leaving)
+        return self._assigned
+
+    async def _reconcile(self) -> None:
+        """Do about each shard what this node should, given the nodes that live."""
+        live = self.table.live(self._mono_ns())
+        nodes, leaving = self._nodes()
+        wanted = self._assignments(nodes, leaving)
         for slot in self.slots:
-            slot.take_role(slot.role)
+            slot.take_role(wanted[slot.number].role_of(self.me))
             if slot.role is Role.OWN and slot.is_waiting and slot.is_warm:
                 owner = self.table.owner_of(slot.number)
                 if owner is not None and owner.node in live:
@@ -502,6 +537,7 @@ async def serve_node(
     *,
     node_id: str | None,
     advertised: str | None,
+    traits: NodeTraits | None = None,
     more: Sequence[Routes] = (),
     ready: Callable[[Sequence[str]], None],
     stop_asked: Awaitable[object],
@@ -512,7 +548,7 @@ async def serve_node(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     name = checked_name(node_id, advertised, settings)
-    node = ClusterNode(world, url, description, broker, settings, name, effective, more)
+    node = ClusterNode(world, url, description, broker, settings, name, effective, more, traits)
     try:
         addresses = await node.listen(advertised)
         await node.start()

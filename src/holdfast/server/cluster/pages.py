@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 import holdfast
 from holdfast.cluster.placement import Role
 from holdfast.config.settings_file import Effective
@@ -51,6 +53,9 @@ class NodeTold(ServerValue, kw_only=True):
     leaving: bool = False
     live: bool = True
     version: str = ""
+    zone: str = ""
+    weight: float = 1.0
+    max_shards: int = 0
 
 
 class ClusterTold(ServerValue, kw_only=True):
@@ -169,12 +174,12 @@ class NodePages:
         nodes = [
             NodeTold(
                 node=node.me, url=node.advertised, shards=sum(slot.serving is not None for slot in node.slots),
-                leaving=node.leaving, version=holdfast.__version__,
+                leaving=node.leaving, version=holdfast.__version__, **msgspec.structs.asdict(node.traits),
             ),
             *(
                 NodeTold(
                     node=name, url=known.record.url, shards=len(known.record.shards), leaving=known.record.leaving,
-                    live=name in live, version=known.record.version,
+                    live=name in live, version=known.record.version, **msgspec.structs.asdict(known.record.traits),
                 )
                 for name, known in node.table.known.items()
             ),
@@ -281,6 +286,7 @@ class ClusterMetrics(ServerMetrics):
             yield family
         for name, text, value in (
             ("cluster_passed_calls", "Calls passed on to other nodes.", node.passing.count),
+            ("cluster_moved_topics", "Topics moved to shards of this node.", node.moved_topics),
             ("cluster_given_shards", "Shards that this node has handed over to another one.", node.moves),
         ):
             counted = counter(name, text)

@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 NODE: Final = "x-holdfast-node"  # the cluster's secret
 SHARD: Final = "x-holdfast-shard"
+TOPIC: Final = "x-holdfast-topic"  # which topic a call is for
 PEER: Final = "x-holdfast-peer"
 NAMES: Final = "x-holdfast-names"
-MOVED: Final = "x-holdfast-moved"  # in an answer: this node does not own the shard
-OWN_HEADERS: Final = frozenset({NODE, SHARD, PEER, NAMES, MOVED, HOP})
+MOVED: Final = "x-holdfast-moved"  # in an answer: it is not here; and the version of the table of placements
+OWN_HEADERS: Final = frozenset({NODE, SHARD, TOPIC, PEER, NAMES, MOVED, HOP})
 MOVED_STATUS: Final = 421
 
 # What belongs to one connection, or was checked by the first node.
@@ -77,7 +78,11 @@ class NotPassed(Exception):
 
 
 class Moved(NotPassed):
-    """The other node does not own the shard."""
+    """The other node does not own the shard, or the topic is not there; the version is that of its placements."""
+
+    def __init__(self, node: str, version: int = 0) -> None:
+        super().__init__(node)
+        self.version = version
 
 
 class Broken(Exception):
@@ -279,13 +284,15 @@ class Passing:
         self._tls: ssl.SSLContext | None = None
         self.count = 0
 
-    async def pass_on(self, request: Request, node: NodeRecord, shard: int, target: bytes) -> Response | StreamResponse:
+    async def pass_on(
+        self, request: Request, node: NodeRecord, shard: int, target: bytes, topic: str = ""
+    ) -> Response | StreamResponse:
         """The other node's answer. Raises NotPassed if nothing was done, and Broken if that is not known.
 
         To the other node all connections of this one come from one address, which has a share of its connections. So
         that one caller cannot use that up, for instance by waiting for messages, each has a share of it.
         """
-        content, is_whole = self._head(request, node, shard, target)
+        content, is_whole = self._head(request, node, shard, target, topic)
         connection = await self._connection_for(request, node, shard)
         is_kept = False
         try:
@@ -307,10 +314,11 @@ class Passing:
         try:
             status = await connection.head() or await self._answered(connection)
             self.count += 1
-            if status == MOVED_STATUS and any(name == MOVED for name, _ in connection.headers):
+            version = dict(connection.headers).get(MOVED) if status == MOVED_STATUS else None
+            if version is not None:
                 await connection.whole()
                 is_kept = connection.reset()
-                raise Moved(node.node)
+                raise Moved(node.node, int(version) if version.isdecimal() else 0)
             if connection.done or (connection.length is not None and connection.length <= _WHOLE_BYTES):
                 content = await connection.whole()
                 answer = Response(status, content, connection.media, headers=connection.headers)
@@ -388,7 +396,8 @@ class Passing:
         request.complete = True
         async with asyncio.timeout(timeout_s):
             answer = await self.pass_on(request, node, shard, request.target)
-        assert isinstance(answer, Response)
+            if isinstance(answer, StreamResponse):
+                return Response(answer.status, b"".join([part async for part in answer.chunks]), answer.media)
         return answer
 
     def abandon(self, shard: int, but: str) -> None:
@@ -440,13 +449,15 @@ class Passing:
         if chunked:
             await connection.send(LAST_CHUNK)
 
-    def _head(self, request: Request, node: NodeRecord, shard: int, target: bytes) -> tuple[bytes, bool]:
+    def _head(self, request: Request, node: NodeRecord, shard: int, target: bytes, topic: str) -> tuple[bytes, bool]:
         """The head of the call, with its body if that has arrived; and whether it has."""
         method = "GET" if request.method == "HEAD" else request.method
         lines = [
             f"{method} {target.decode('latin-1')} HTTP/1.1\r\nhost: {urlsplit(node.url).netloc}\r\n",
             f"{NODE}: {self._secret}\r\n{SHARD}: {shard}\r\n{PEER}: {request.peer}\r\n",
         ]
+        if topic:
+            lines.append(f"{TOPIC}: {quote(topic)}\r\n")
         names = names_in(request.certificate)
         if names:
             lines.append(f"{NAMES}: {quote(msgspec.json.encode(names))}\r\n")
@@ -568,7 +579,7 @@ class PassedHead(KnownHead):
         self.shard = shard
         target = target_of(request)
         self._target = target.rpartition(b"&sequence=")[0] if b"&sequence=" in target else target
-        lines = [f"{NODE}: {secret}\r\n{SHARD}: {shard}\r\n"]
+        lines = [f"{NODE}: {secret}\r\n{SHARD}: {shard}\r\n{TOPIC}: {quote(self.topic)}\r\n"]
         lines += [f"{name}: {value}\r\n" for name, value in request.headers.items() if name not in _NOT_PASSED]
         self._lines = "".join(lines).encode("latin-1", "replace")
         self._starts: dict[tuple[str, str], bytes] = {}

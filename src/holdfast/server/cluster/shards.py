@@ -23,6 +23,8 @@ from holdfast.env.process import environment
 from holdfast.errors import Busy, HoldfastError
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.server.audit import Audit, CallAuditor, open_audit
+from holdfast.server.cluster.moving import ShardMover
+from holdfast.server.cluster.places import settle_moves
 from holdfast.server.console import console_routes
 from holdfast.server.console.rendering import error_page
 from holdfast.server.http.heads import KnownHeads
@@ -35,6 +37,7 @@ from holdfast.server.service import Service
 if TYPE_CHECKING:
     from holdfast.env import World
     from holdfast.server.callers import Access
+    from holdfast.server.cluster.node import ClusterNode
     from holdfast.server.http.connection import Answer
     from holdfast.server.routing import Routes
     from holdfast.server.turns import Pool, Scans
@@ -65,6 +68,7 @@ class NodeCommons:
         self.heads = heads
         self.more = more
         self.first: Service | None = None  # whose limits the others share
+        self.node: ClusterNode = None  # type: ignore[assignment]  # set by itself
 
 
 class ServedShard:
@@ -80,6 +84,8 @@ class ServedShard:
         self.service = Service(shared.world, self.port, shared.settings)
         self.service.is_shard = True
         self._share(shared)
+        assert engine.moves is not None
+        self.mover = self.service.mover = ShardMover(shared.node, self, engine.moves)
         routes = [*API, *shared.more, audit_routes(audit)]
         if shared.settings.console:
             routes += console_routes(audit)
@@ -144,6 +150,11 @@ class ServedShard:
             self._done(task)
             await close_chunks(chunks)
 
+    def has(self, topic: str) -> bool:
+        """Whether a topic can be used here; False if it is elsewhere, or on its way."""
+        moves = self.mover.moves
+        return not moves.is_refused(topic) and not moves.is_elsewhere(topic)
+
     def began(self) -> None:
         """Count a call that is answered without a task."""
         self.calls += 1
@@ -162,6 +173,7 @@ class ServedShard:
             await asyncio.sleep(_POLL_S)
         for task in list(self._tasks):
             task.cancel()
+        await self.mover.close()
         await self.service.publishing.settle()
         with suppress(HoldfastError):  # a shard that was lost says so once more
             await self.port.close()
@@ -236,13 +248,14 @@ class ShardSlot:
             return False
         if not closed:
             self._closed_since_ns = None
-            return not self.is_over()
+            return not self.is_over() and (self.role is Role.OWN or self._shared.node.has_room())
         now_ns = self._clock.monotonic_ns()
         if self._closed_since_ns is None:
             self._closed_since_ns = now_ns
         if self.role is Role.OWN:
             return not self._ending
-        return self.role is Role.STAND_BY and now_ns - self._closed_since_ns >= self._grace_ns
+        is_late = now_ns - self._closed_since_ns >= self._grace_ns
+        return self.role is Role.STAND_BY and is_late and self._shared.node.has_room()
 
     # Within
 
@@ -303,7 +316,12 @@ class ShardSlot:
         def wait() -> None:
             try:
                 engine = BrokerEngine.open(self._url, settings=self._shared.broker, turn=self)
-                engine.keep()
+                try:
+                    settle_moves(engine, self.number, self._shared.node.places)
+                    engine.keep()
+                except BaseException:
+                    engine.close()
+                    raise
                 result: BrokerEngine | Exception = engine
             except Exception as error:
                 result = error

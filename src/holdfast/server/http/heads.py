@@ -24,6 +24,7 @@ for each call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -165,7 +166,14 @@ class KnownHeads:
 
     def forget(self, service: Service) -> None:
         """Let go of the heads that were learned for a service, which is about to end."""
-        self._known = {key: head for key, head in self._known.items() if head.service is not service}
+        self._let_go(lambda head: head.service is service)
+
+    def drop(self, head: KnownHead) -> None:
+        """Let go of a head that is of no use any more, so that another one can be learned in its place."""
+        self._let_go(lambda each: each is head)
+
+    def _let_go(self, is_over: Callable[[KnownHead], bool]) -> None:
+        self._known = {key: head for key, head in self._known.items() if not is_over(head)}
         self._whole.clear()
         self.get = self._known.get
 
