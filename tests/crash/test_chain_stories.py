@@ -46,6 +46,7 @@ from tests.crash import (
     test_schedules,
     test_seen_in_the_originals,
     test_shortages,
+    test_transactions,
 )
 from tests.crash.chained_disk import ChainedDisk
 from tests.unit import brokers
@@ -60,6 +61,9 @@ RANDOM = "random histories: test_chain_cuts.py"
 # Stories, or whole files of them, that would say nothing about a store.
 ELSEWHERE = {
     "test_full_disk": FULL,
+    "test_transactions.test_a_full_disk_refuses_a_transaction_as_a_whole_or_finishes_it_later": FULL,
+    "test_transactions.test_workers_that_are_killed_turn_each_order_into_one_invoice": KILLED,
+    "test_topic_moves": "between folders in stores: tests/integration/test_cluster_moves.py",
     "test_no_reserve": FULL,
     "test_disk_faults.test_a_full_disk_refuses_publishing_and_takes_it_again_when_there_is_room": FULL,
     "test_disk_faults.test_a_message_that_fits_in_reserved_blocks_needs_no_room_on_the_disk": FULL,
@@ -495,6 +499,36 @@ def test_what_a_schedule_fires_after_a_second_stop_or_a_long_time(on_the_chain):
     on_the_chain(brokers, brokers.FOLDER)
     test_schedules.test_a_second_stop_while_catching_up_fires_nothing_twice_either(lambda usual, long: usual)
     test_schedules.test_a_firing_that_was_not_noted_is_found_after_the_window_of_its_topic(1_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["kill", "cut"])
+def test_a_transaction_is_whole_wherever_its_owner_is_stopped(stop, on_the_chain, monkeypatch):
+    on_the_chain(brokers, brokers.FOLDER)
+    monkeypatch.setattr(test_transactions, "CUTS", 1)
+    monkeypatch.setattr(test_transactions, "EVERY", 3)
+    test_transactions.test_a_transaction_is_there_as_a_whole_or_not_at_all_wherever_its_owner_is_stopped(
+        stop, lambda usual, long: usual
+    )
+
+
+@pytest.mark.slow
+def test_what_a_transaction_left_is_finished_after_a_second_stop_or_a_long_time(on_the_chain, monkeypatch):
+    on_the_chain(brokers, brokers.FOLDER)
+    monkeypatch.setattr(test_transactions, "EVERY", 4)
+    test_transactions.test_a_second_stop_while_a_transaction_is_finished_changes_nothing(lambda usual, long: usual)
+    test_transactions.test_what_is_decided_is_finished_after_the_window_of_its_topic(monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", ["kill", "cut"])
+def test_what_was_registered_is_there_wherever_the_owner_is_stopped(stop, on_the_chain, monkeypatch):
+    pytest.importorskip("fastavro")
+    from tests.crash import test_registry
+
+    on_the_chain(brokers, brokers.FOLDER)
+    monkeypatch.setattr(test_registry, "CUTS", 1)
+    test_registry.test_what_was_registered_is_there_wherever_the_owner_is_stopped(stop, lambda usual, long: 2 * usual)
 
 
 # Spark's sink, which needs two packages

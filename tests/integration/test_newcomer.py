@@ -18,7 +18,12 @@ from tests.tidy.test_docs import needs_spark, pages_with_examples, run_page
 PATIENCE_S = 280
 
 # Guides whose first step is to install more than `[server]`; the tests of the docs run them where that is installed.
-MORE = {"load-from-arrow.md": "arrow", "export-traces.md": "otel", "test-your-code.md": "pytest"}
+MORE = {
+    "load-from-arrow.md": "arrow",
+    "use-schemas.md": "schemas",
+    "export-traces.md": "otel",
+    "test-your-code.md": "pytest",
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -262,8 +262,12 @@ class FolderTransactions:
     def tick(self) -> int | None:
         """Finish what could not be finished, and forget old transactions without a name."""
         self._engine.check_open()
-        if not self._has_any():
-            return None
+        try:
+            if not self._has_any():
+                return None
+        except OSError as error:
+            self._report("transactions cannot be read", error)
+            return _AGAIN_MS
         left = self._finish_pending()
         self._forget_unnamed()
         return _AGAIN_MS if left else self._forget_in_ms()
