@@ -109,6 +109,22 @@ def test_a_document_that_changed_refuses_all_of_it(place: Place):
     message.ack()  # it is still held
 
 
+def test_a_refused_transaction_shortens_no_lease(place: Place):
+    queue = place.broker.queue("orders", lease_ms=1_000)
+    queue.put_many([b"0", b"1"])
+    long, short = queue.get(lease=3600), queue.get(timeout=0)
+    place.broker.documents.update("total", 1)
+    transaction = begun(place)
+    transaction.ack(long, short)
+    transaction.documents.update("total", 2, version=0)
+    refused(place, Conflict, "total has version 1", transaction)
+    place.after(seconds=30)
+    assert not short.lost  # extended to a minute while it was decided
+    place.after(seconds=1800)
+    assert not long.lost
+    assert short.lost
+
+
 def test_several_documents_change_together_with_versions_of_their_own(place: Place):
     with place.broker.transaction() as transaction:
         for name in ("a", "b", "c"):

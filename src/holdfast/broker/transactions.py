@@ -382,11 +382,22 @@ class FolderTransactions:
                             )
                         self._reserved.add(place)
                     reserved.append(place)
-                delivery.settle(Extend(receipts, max(delivery.settings.lease_ms, _SHORTEST_LEASE_MS)))
+                self._keep_leased(delivery, receipts)
         except BaseException:
             self._release(reserved)
             raise
         return reserved
+
+    @staticmethod
+    def _keep_leased(delivery: Delivery, receipts: Sequence[Receipt]) -> None:
+        """Extend the leases that could end too soon; the others are longer than that. Raises LeaseLost."""
+        for receipt in receipts:
+            if not delivery.holds(receipt):
+                raise delivery.refusal(receipt)
+        leases, until_ms = delivery.group.leases, delivery.moment().mono_ms + _SHORTEST_LEASE_MS
+        short = [each for each in receipts if (held := leases.get(each.offset)) is None or held.until_ms < until_ms]
+        if short:
+            delivery.settle(Extend(short, _SHORTEST_LEASE_MS))
 
     def _release(self, reserved: Iterable[tuple[Delivery, int]]) -> None:
         with self._lock:
