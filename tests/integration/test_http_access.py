@@ -192,6 +192,7 @@ GUARDS: dict[str, str] = {
     "DELETE /v1/topics/{topic}/delayed/{id}": "topic",
     "PUT /v1/topics/{topic}/groups/{group}": "topic group",
     "POST /v1/topics/{topic}/messages": "topic",
+    "POST /v1/topics/{topic}/move": "topic",
     "POST /v1/topics/{topic}/partitions": "topic",
     "POST /v1/topics/{topic}/partitions/{partition}/append": "topic",
     "GET /v1/topics/{topic}/partitions/{partition}/frames": "topic",
