@@ -22,7 +22,7 @@ CHECKS = (
     "negative_data_rejection",
     "unsupported_method",
 )
-REFUSED = [400, 401, 403, 404, 405, 409, 413, 415, 416, 429, 431]
+REFUSED = [400, 401, 403, 404, 405, 409, 413, 415, 416, 422, 429, 431]
 # Those that go on until the caller ends them, and the one call that would make thousands of partitions.
 LEFT_OUT = r"subscribe|/watch$|/topics/\{topic\}/partitions$"
 

@@ -14,6 +14,7 @@ import holdfast
 from holdfast.errors import NotInstalled
 from holdfast.protocol.media import EVENTS, FRAMES, JSON, KINDS, LINES, MSGPACK, MULTIPART, RAW, ErrorAnswer
 from holdfast.protocol.messages import Name, Options
+from holdfast.protocol.schemas import REGISTRY
 from holdfast.server.routing import Route, status_of_code
 
 # Values for the examples in the API description, by field or parameter.
@@ -85,6 +86,7 @@ _REFUSED: Final[dict[int, str]] = {
     408: "The request arrived too slowly.",
     413: "The request's body is too large.",
     415: "The content type or encoding is not supported.",
+    422: "The subject, the version or the level cannot be used, in the way of the registry.",
     429: "Too much at once: try again after a while.",
     431: "The request's headers are too large.",
     500: "The server failed, or found damaged data; see its log.",
@@ -214,6 +216,8 @@ class _Writer:
         if route.act:
             statuses.add(507)
         codes = {code: status_of_code(code) for code in _codes(route)}
+        if route.pattern.startswith(REGISTRY):
+            statuses.add(422)
         for status in sorted(statuses | set(codes.values())):
             texts = [f"`{code}`: {_meaning(code)}" for code, its in codes.items() if its == status]
             found[str(status)] = self._refusal([_REFUSED[status], *texts] if status in _REFUSED else texts)
