@@ -16,7 +16,6 @@ from holdfast.membership import TopicPartition
 
 MOST_OPERATIONS: Final = 10_000
 LONGEST_S: Final = 3600
-UNNAMED: Final = "~"  # what the names of transactions without a name begin with
 
 
 class PublishedMessage(msgspec.Struct, frozen=True):

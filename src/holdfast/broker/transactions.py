@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.broker.folder.layout import LOCKS, TRANSACTION_PREFIX, check_name
+from holdfast.broker.folder.layout import LOCKS, TRANSACTION_PREFIX, UNNAMED, check_name
 from holdfast.broker.locks import replayed_locks
 from holdfast.broker.messages import Draft, Place
 from holdfast.broker.metrics import Counter
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
     from holdfast.broker.engine import BrokerEngine
     from holdfast.broker.leases import Pending
-    from holdfast.broker.messages import Publication
-    from holdfast.broker.partition import Partition
     from holdfast.broker.streams.group import StreamGroup
     from holdfast.broker.topic import Topic
 
@@ -62,7 +60,6 @@ logger = get_logger(__name__)
 
 MOST_BYTES: Final = 8 * 1024 * 1024  # of a decision, which is one record of a journal
 MOST_TRANSACTIONS: Final = 10_000  # with a name
-UNNAMED: Final = "~"  # what the names of those without a name begin with
 _MOST_UNNAMED: Final = 1_000
 _UNNAMED_KEPT_MS: Final = 600_000
 _SHORTEST_LEASE_MS: Final = 60_000  # of what a transaction acks, while it is decided
@@ -468,7 +465,7 @@ class FolderTransactions:
         new = [len(fresh[i].value) for i, place in stored.items() if not place.duplicate]
         topic.metrics.published.add(len(new))
         topic.metrics.published_bytes.add(sum(new))
-        return lambda: _wait(partition, publication)
+        return lambda: partition.wait(publication)
 
     # The states
 
@@ -548,10 +545,6 @@ def _by_partition(messages: Sequence[StoredMessage]) -> dict[tuple[str, int, int
 def _stored(topic: str, number: int, place: Place) -> StoredPlace:
     number = number if place.partition is None else place.partition
     return StoredPlace(topic, number, place.offset, place.delayed_id, place.duplicate)
-
-
-def _wait(partition: Partition, publication: Publication) -> None:
-    partition.wait(publication)
 
 
 def _finished(delivery: Delivery, offsets: Sequence[int]) -> Callable[[], None]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.api.drafts import Stored, to_datetime
-from holdfast.api.transactions import UNNAMED, ChangedDocument, TransactionInfo, TransactionRequest
+from holdfast.api.transactions import ChangedDocument, TransactionInfo, TransactionRequest
 from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import UNNAMED
 from holdfast.broker.transactions import Commit, StoredMessage, TransactionState, dedup_id
 from holdfast.delivery.events import Receipt
 from holdfast.errors import InvalidRequest, LeaseLost

@@ -22,6 +22,7 @@ LOCKS: Final = "locks"
 # Of the documents that hold schedules and transactions: users cannot give such names.
 SCHEDULE_PREFIX: Final = "schedule:"
 TRANSACTION_PREFIX: Final = "transaction:"
+UNNAMED: Final = "~"  # what the names of transactions without a name begin with
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 1024 * 1024
 TIER: Final = "tier"  # segments that were fetched from the store that they have moved to

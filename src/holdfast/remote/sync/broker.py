@@ -27,8 +27,8 @@ from holdfast.api.topics import (
     check_partitions,
     topic_settings,
 )
-from holdfast.api.transactions import UNNAMED, TransactionInfo, TransactionRequest
-from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name, parse_lease
+from holdfast.api.transactions import TransactionInfo, TransactionRequest
+from holdfast.broker.folder.layout import DEFAULT_GROUP, UNNAMED, check_topic_name, parse_lease
 from holdfast.broker.metrics import Compacted
 from holdfast.broker.samples import Samples
 from holdfast.broker.streams import Reset, ResetEffect, To, effect_of

@@ -15,14 +15,13 @@ from msgspec import UNSET
 from holdfast.api.locks import document_content
 from holdfast.api.transactions import (
     MOST_OPERATIONS,
-    UNNAMED,
     AckedReceipts,
     ChangedDocument,
     MemberOffsets,
     PublishedMessage,
     TransactionRequest,
 )
-from holdfast.broker.folder.layout import check_name, check_topic_name
+from holdfast.broker.folder.layout import UNNAMED, check_name, check_topic_name
 from holdfast.errors import InvalidRequest
 from holdfast.membership import TopicPartition
 from holdfast.protocol.transactions import (
